@@ -1,0 +1,1 @@
+"""Tiles to bytes and back."""

@@ -1,0 +1,302 @@
+"""Reading ZSTD tiles of a COG: read, verify, decode, all on the CPU.
+
+A tile whose checksum is known is verified before it is decoded; the readers on the GPU do the same, for the
+same reason: a decoder that is fed wrong bytes may say nothing.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from cogmill.codecs import cpu
+from cogmill.cog.files import pread, reading
+from cogmill.cog.index import ImageIndex, read_index, why_not_conforming, why_not_readable
+from cogmill.errors import DamagedTileError, SceneError
+from cogmill.grids import Window
+
+# Neighbours in the file are read together: in one request up to this size, across gaps up to that one (a mask's
+# tiles lie between those of its image).
+REQUEST_BYTES = 8 << 20
+GAP_BYTES = 64 << 10
+
+
+@dataclass(frozen=True)
+class _Tile:
+    image: ImageIndex
+    row: int
+    col: int
+    offset: int
+    size: int
+
+
+def decode(image: ImageIndex, data) -> np.ndarray:
+    """Pixels of one compressed tile of `image`; of a mask uint8, 255 valid and 0 invalid.
+
+    Raises
+    ------
+    DamagedTileError
+        Without saying which tile.
+    """
+    if image.kind == "mask":
+        return cpu.decode_mask(data, image.tile)
+    return cpu.decode_tile(data, image.dtype, image.tile, image.predictor, image.byteorder)
+
+
+def _checksum_grid(given, image: ImageIndex, path) -> np.ndarray | None:
+    """Checksums as (tile rows, tile cols): those given, else those of the file."""
+    if given is None:
+        return image.checksums
+    given = np.asarray(given, dtype=np.uint64)
+    if given.size != image.counts.size:
+        raise SceneError(
+            f"{path} has {image.counts.size} tiles where its record has checksums of {given.size}: "
+            "the file was changed after it was recorded",
+            "changed",
+        )
+    return given.reshape(image.counts.shape)
+
+
+class CogReader:
+    """Pixels of one band of a tiled ZSTD TIFF, any window of any level; a context manager.
+
+    Parameters
+    ----------
+    path : path-like
+    band : int
+        1-based; for files with several bands, which must then be band by band (PlanarConfiguration 2).
+    checksums, mask_checksums : ndarray of uint64, (tile rows, tile cols) or flat, optional
+        xxh3-64 of the compressed tiles of the full resolution. The file's own are taken where none are given.
+    threads : int
+        Read and decode so many pieces at a time.
+
+    Attributes
+    ----------
+    shape, grid_shape : (rows, cols), (tile rows, tile cols) of the full resolution
+    dtype : numpy.dtype
+    index : CogIndex
+    bytes_read : int
+    seconds : dict
+        read, decode: wall time so far.
+
+    Raises
+    ------
+    SceneError
+        As `read_index`; `changed` when the checksums are of another number of tiles; `not_conforming` for files
+        that are not in ZSTD tiles of one band each.
+    RetryableError
+        `io_error`, from `read` too.
+    """
+
+    def __init__(self, path, band: int = 1, checksums=None, mask_checksums=None, threads: int = 1):
+        self.path = Path(path)
+        self.index = read_index(path, band)
+        for image in (*self.index.images, *self.index.masks):
+            reason = image and why_not_readable(image)
+            if reason:
+                raise SceneError(f"{path}: {reason}; cogmill's tile reader cannot read it", "not_conforming")
+        image, mask = self.index.images[0], self.index.masks[0]
+        self.shape, self.grid_shape = image.shape, image.counts.shape
+        self.dtype = np.dtype(image.dtype)
+        self._checksums = {id(part): part.checksums for part in (*self.index.images, *self.index.masks) if part}
+        self._checksums[id(image)] = _checksum_grid(checksums, image, path)
+        if mask is not None:
+            self._checksums[id(mask)] = _checksum_grid(mask_checksums, mask, path)
+        self.bytes_read = 0
+        self.seconds = {"read": 0.0, "decode": 0.0}
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
+        with reading(path):
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __enter__(self) -> "CogReader":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._fd is not None:
+            if self._pool is not None:
+                self._pool.shutdown(cancel_futures=True)
+            os.close(self._fd)
+            self._fd = None
+
+    def read(self, window: Window, level: int = 0) -> tuple[np.ndarray, np.ndarray | None]:
+        """Pixels of a window.
+
+        Parameters
+        ----------
+        window : Window
+            In pixels of the level; inside of it.
+        level : int
+            0 full resolution, then the overviews.
+
+        Returns
+        -------
+        pixels : ndarray (rows, cols) of the file's type
+        valid : ndarray of uint8 (rows, cols), 255 valid and 0 invalid, or None
+            The file's mask.
+
+        Raises
+        ------
+        DamagedTileError
+            A tile differs from its checksum, twice, or cannot be decoded.
+        """
+        image, mask = self.index.images[level], self.index.masks[level]
+        rows, cols = image.shape
+        if window.row + window.rows > rows or window.col + window.cols > cols:
+            raise ValueError(f"{window} lies outside of the {rows} x {cols} pixels of level {level} of {self.path}")
+        pixels = np.empty((window.rows, window.cols), dtype=image.dtype)
+        arrays = {id(image): pixels}
+        valid = None
+        if mask is not None:
+            arrays[id(mask)] = valid = np.empty(pixels.shape, dtype=np.uint8)
+        tiles = [tile for part in (image, mask) if part is not None for tile in self._tiles(part, window)]
+        clock = time.perf_counter()
+        data = self._read_tiles([tile for tile in tiles if tile.size])
+        middle = time.perf_counter()
+
+        def place(tile: _Tile) -> None:
+            self._place(tile, data.get((id(tile.image), tile.row, tile.col)), window, arrays[id(tile.image)])
+
+        self._each(place, tiles)
+        self.seconds["read"] += middle - clock
+        self.seconds["decode"] += time.perf_counter() - middle
+        return pixels, valid
+
+    def _each(self, work: Callable, items: Iterable) -> list:
+        return list((self._pool.map if self._pool else map)(work, items))
+
+    @staticmethod
+    def _tiles(image: ImageIndex, window: Window) -> list[_Tile]:
+        height, width = image.tile
+        return [
+            _Tile(image, row, col, int(image.offsets[row, col]), int(image.counts[row, col]))
+            for row in range(window.row // height, -(-(window.row + window.rows) // height))
+            for col in range(window.col // width, -(-(window.col + window.cols) // width))
+        ]
+
+    def _read_tiles(self, tiles: list[_Tile]) -> dict:
+        """Compressed bytes by (image, row, col), neighbours read together."""
+        requests: list[list[_Tile]] = []
+        for tile in sorted(tiles, key=lambda tile: tile.offset):
+            if requests:
+                first, before = requests[-1][0], requests[-1][-1]
+                gap = tile.offset - (before.offset + before.size)
+                if 0 <= gap <= GAP_BYTES and tile.offset + tile.size - first.offset <= REQUEST_BYTES:
+                    requests[-1].append(tile)
+                    continue
+            requests.append([tile])
+
+        def fetch(request: list[_Tile]) -> list:
+            start = request[0].offset
+            block = memoryview(self._pread(request[-1].offset + request[-1].size - start, start))
+            return [block[tile.offset - start : tile.offset - start + tile.size] for tile in request]
+
+        blocks = self._each(fetch, requests)
+        return {
+            (id(tile.image), tile.row, tile.col): part
+            for request, parts in zip(requests, blocks, strict=True)
+            for tile, part in zip(request, parts, strict=True)
+        }
+
+    def _pread(self, size: int, offset: int) -> bytes:
+        with reading(self.path):
+            data = pread(self._fd, size, offset)
+        with self._lock:
+            self.bytes_read += len(data)
+        return data
+
+    def _place(self, tile: _Tile, data, window: Window, out: np.ndarray) -> None:
+        image = tile.image
+        top, left = tile.row * image.tile[0], tile.col * image.tile[1]
+        r0, c0 = max(top, window.row), max(left, window.col)
+        r1 = min(top + image.tile[0], window.row + window.rows)
+        c1 = min(left + image.tile[1], window.col + window.cols)
+        target = out[r0 - window.row : r1 - window.row, c0 - window.col : c1 - window.col]
+        if data is None:
+            target[...] = image.fill
+        else:
+            target[...] = self._decode(tile, data)[r0 - top : r1 - top, c0 - left : c1 - left]
+
+    def _decode(self, tile: _Tile, data) -> np.ndarray:
+        try:
+            return self._verified(tile, data)
+        except DamagedTileError:
+            # a page of a network file system can come wrong once; what is wrong twice is wrong on disk
+            data = self._pread(tile.size, tile.offset)
+        try:
+            return self._verified(tile, data)
+        except DamagedTileError as error:
+            what = "mask tile" if tile.image.kind == "mask" else "tile"
+            raise DamagedTileError(
+                f"{self.path}: {what} (row {tile.row}, column {tile.col}) of {tile.size} bytes at byte "
+                f"{tile.offset} is damaged: {error}"
+            ) from error
+
+    def _verified(self, tile: _Tile, data) -> np.ndarray:
+        if len(data) != tile.size:
+            raise DamagedTileError(f"the file ends after {len(data)} of them")
+        checksums = self._checksums[id(tile.image)]
+        if checksums is not None:
+            found, wanted = cpu.tile_checksum(data), int(checksums[tile.row, tile.col])
+            if found != wanted:
+                raise DamagedTileError(f"its checksum is {found:016x}, recorded was {wanted:016x}")
+        return decode(tile.image, data)
+
+    def digest_tiles(self) -> tuple[np.ndarray, np.ndarray]:
+        """Decode every tile of the full resolution once.
+
+        Returns
+        -------
+        checksums, digests : ndarray of uint64 (tile rows, tile cols)
+            `codecs.cpu.tile_checksum` (0 of absent tiles) and `codecs.cpu.pixel_digest_tile`.
+        """
+        image = self.index.images[0]
+        checksums, digests = (np.zeros(self.grid_shape, dtype=np.uint64) for _ in range(2))
+        absent = np.full(image.tile, image.fill, dtype=image.dtype)
+
+        def digest(work) -> None:
+            tile, data = work
+            decoded = absent if data is None else self._decode(tile, data)
+            checksums[tile.row, tile.col] = 0 if data is None else cpu.tile_checksum(data)
+            digests[tile.row, tile.col] = cpu.pixel_digest_tile(decoded)
+
+        for row in range(self.grid_shape[0]):
+            top = row * image.tile[0]
+            tiles = self._tiles(image, Window(top, 0, min(image.tile[0], self.shape[0] - top), self.shape[1]))
+            data = self._read_tiles([tile for tile in tiles if tile.size])
+            self._each(digest, [(tile, data.get((id(image), tile.row, tile.col))) for tile in tiles])
+        return checksums, digests
+
+
+def index_tiles(path, band: int = 1, threads: int = 1) -> tuple[np.ndarray, str]:
+    """Checksums of a conforming file that somebody else wrote: every tile is decoded once by libzstd.
+
+    Returns
+    -------
+    checksums : ndarray of uint64 (tile rows, tile cols)
+        xxh3-64 of the compressed tiles; 0 of absent tiles.
+    pixel_digest : str
+        Of the decoded tiles, see `codecs.cpu.pixel_digest`.
+
+    Raises
+    ------
+    SceneError
+        `not_conforming`, and as `CogReader`.
+    DamagedTileError
+        A tile cannot be decoded.
+    """
+    reason = why_not_conforming(read_index(path, band))
+    if reason:
+        raise SceneError(f"{path} cannot be used in place: {reason}", "not_conforming")
+    with CogReader(path, band, threads=threads) as reader:
+        checksums, digests = reader.digest_tiles()
+    return checksums, cpu.pixel_digest(digests)
