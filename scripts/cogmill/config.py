@@ -1,0 +1,326 @@
+"""The validated config: what each key means, its type and its default, all in one place.
+
+`config/config.yaml`, the JSON schemas and the tables of `config/README.md` are made from here:
+
+    python -m cogmill.config --write
+"""
+
+# ruff: noqa: RUF009 - `key` makes a dataclass field
+import math
+import sys
+from dataclasses import dataclass
+
+from cogmill.errors import FormulaError
+from cogmill.indices import Expression, parse_formula
+from cogmill.schema import (
+    Choice,
+    Either,
+    Flag,
+    ListOf,
+    MapOf,
+    Number,
+    Section,
+    Spot,
+    Text,
+    Whole,
+    key,
+    read_section,
+)
+from cogmill.yamlfiles import Problems, YamlFiles
+
+AUTO_BATCH = 25  # scenes; short enough to lose little when a job is killed
+INTEGER_RANGES = {
+    name: (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if name[0] == "i" else (0, 2**bits - 1)
+    for bits in (8, 16, 32)
+    for name in (f"int{bits}", f"uint{bits}")
+}
+DTYPES = ("float32", *INTEGER_RANGES)
+KINDS = ("continuous", "classes", "bits")
+ROLE = r"[a-z][a-z0-9_]*"  # what formulas, masks and sensors call a band
+
+
+class Formula(Text):
+    """Arithmetic over band names, read by `cogmill.indices.parse_formula`."""
+
+    def read(self, spot: Spot) -> Expression | None:
+        if not isinstance(spot.value, str):
+            return super().read(spot)
+        try:
+            return parse_formula(spot.value)
+        except FormulaError as error:
+            if error.position is None:
+                return spot.problem(str(error))
+            return spot.problem_at(error.position, str(error))
+
+    def schema(self) -> dict:
+        return {"type": "string", "minLength": 1}
+
+
+@dataclass(frozen=True)
+class Product:
+    """One output raster of every scene; stored = (value - offset) / scale."""
+
+    formula: Expression = key(
+        Formula(),
+        "Arithmetic over the sensor's band names: numbers, + - * / **, unary minus, parentheses.",
+    )
+    dtype: str = key(
+        Choice(DTYPES), "Data type of the file. Integers are packed: see scale, offset, nodata.", "float32"
+    )
+    scale: float = key(Number(zero=False), "Step of packed integers: 0.0001 keeps four decimals. 1 with float32.", 1.0)
+    offset: float = key(Number(), "Value that a packed 0 stands for. 0 with float32.", 0.0)
+    nodata: float | None = key(
+        Number(nan=True),
+        "Stored value of invalid pixels. Empty: NaN for float32, the lowest number of int8, int16 and int32, the "
+        "highest of uint8, uint16 and uint32.",
+        None,
+    )
+    unit: str = key(Text(), "Unit of the values, as written into the file.", "1")
+    description: str | None = key(
+        Text(), "Band description, as written into the file. Empty: the product's name.", None
+    )
+    kind: str = key(
+        Choice(KINDS),
+        "How overviews are made: the mean of continuous values, the most frequent of classes, the top left of bits. "
+        "Classes and bits need an integer dtype.",
+        "continuous",
+    )
+
+    def check(self, spot: Spot) -> None:
+        """Note what cannot be together."""
+
+        def mistake(name: str, text: str) -> None:
+            (spot.child(name) if isinstance(spot.value, dict) and name in spot.value else spot).problem(text)
+
+        if self.dtype == "float32":
+            if self.scale != 1 or self.offset != 0:
+                name = "scale" if self.scale != 1 else "offset"
+                mistake(
+                    name,
+                    f"{getattr(self, name)} found, but float32 is stored as it is: leave it out, or pack integers",
+                )
+            if self.nodata is not None and not math.isnan(self.nodata):
+                mistake("nodata", f"{self.nodata} found, but float32 marks invalid pixels by NaN: leave it out")
+            if self.kind != "continuous":
+                mistake("kind", f"'{self.kind}' needs an integer dtype, not float32")
+        elif self.nodata is not None:
+            low, high = INTEGER_RANGES[self.dtype]
+            if math.isnan(self.nodata) or self.nodata != int(self.nodata) or not low <= self.nodata <= high:
+                mistake(
+                    "nodata",
+                    f"{self.nodata} found, a whole number from {low} to {high} wanted with {self.dtype}",
+                )
+
+    @property
+    def stored_nodata(self) -> int | str:
+        """Nodata of the file: an integer, or the word nan for float32."""
+        if self.dtype == "float32":
+            return "nan"
+        if self.nodata is not None:
+            return int(self.nodata)
+        low, high = INTEGER_RANGES[self.dtype]
+        return low if low < 0 else high
+
+    def to_json(self, name: str) -> dict:
+        """Every field resolved, in built-in types; equal for formulas that differ in spaces only."""
+        return {
+            "formula": self.formula.canonical,
+            "dtype": self.dtype,
+            "scale": float(self.scale),
+            "offset": float(self.offset),
+            "nodata": self.stored_nodata,
+            "unit": self.unit,
+            "description": self.description or name,
+            "kind": self.kind,
+        }
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Which values of a quality band make a pixel invalid in every product."""
+
+    classes: tuple[int, ...] = key(ListOf(Whole()), "Values that are invalid.", ())
+    bits: tuple[int, ...] = key(ListOf(Whole(0, 63)), "Bits that make a pixel invalid where set; 0 is the lowest.", ())
+
+    def check(self, spot: Spot) -> None:
+        """A mask that masks nothing is a mistake."""
+        if not self.classes and not self.bits:
+            spot.problem("masks nothing: give classes or bits")
+
+    def to_json(self) -> dict:
+        return {"classes": sorted(set(self.classes)), "bits": sorted(set(self.bits))}
+
+
+@dataclass(frozen=True)
+class CogConfig:
+    """The COG store."""
+
+    bands: str = key(
+        Choice(("needed", "all")),
+        "Which bands to store: those that products or masks need, or all of the sensor.",
+        "needed",
+    )
+    overviews: bool = key(Flag(), "Whether stored bands get overviews; true to keep the store as a product.", False)
+    zstd_level: int = key(Whole(1, 19), "Compression of stored bands: higher is smaller and slower.", 9)
+
+
+@dataclass(frozen=True)
+class GridConfig:
+    """The target grid."""
+
+    crs: str = key(Choice(("source",)), "Target grid of the products: source keeps each scene's own grid.", "source")
+
+
+@dataclass(frozen=True)
+class ComputeConfig:
+    """How products are computed; none of these keys changes a pixel."""
+
+    device: str = key(
+        Choice(("auto", "gpu", "cpu")),
+        "Where to compute: auto takes a GPU if there is one, gpu fails without one, cpu asks for none.",
+        "auto",
+    )
+    window: str | int = key(
+        Either("auto", Whole(1)),
+        "Height of a window in rows of 512 x 512 tiles; auto goes by memory.window_mb.",
+        "auto",
+    )
+    zstd_level: int = key(Whole(1, 19), "Compression of products: higher is smaller and slower.", 9)
+    stall_s: int = key(
+        Whole(1),
+        "Seconds without a sign of life after which a worker process is ended and the scene tried again.",
+        300,
+    )
+
+
+@dataclass(frozen=True)
+class MemoryConfig:
+    """Memory of one job."""
+
+    spool_mb: int = key(
+        Whole(0),
+        "Compressed tiles kept in memory while a file is made, in MB; the rest goes to a temporary file.",
+        256,
+    )
+    window_mb: int = key(Whole(16), "Pixels held at a time, in MB.", 256)
+
+
+@dataclass(frozen=True)
+class Config:
+    """The whole config."""
+
+    products: dict[str, Product] = key(
+        MapOf(
+            Section(Product, short="formula"),
+            "[A-Za-z0-9_-]+",
+            "letters, digits, _ and -",
+            reserved=("record",),
+        ),
+        "What to compute from every scene: a name and a formula, or a name and the keys below. ~ instead leaves a "
+        "product of an earlier config file out.",
+        example="""\
+ndvi:
+  formula: (nir - red) / (nir + red)
+  description: Normalised difference vegetation index
+# ndwi: (green - nir) / (green + nir)
+# ndvi_packed:
+#   formula: (nir - red) / (nir + red)
+#   dtype: int16
+#   scale: 0.0001""",
+    )
+    sheet: str = key(
+        Text(), "The sample sheet: one line a scene. Relative to the working directory.", "config/scenes.csv"
+    )
+    sensors: str = key(
+        Text(),
+        "Folder of your own sensor files, which go before the built-in ones. Relative to the working directory.",
+        "config/sensors",
+    )
+    masks: dict[str, Mask] = key(
+        MapOf(Section(Mask), ROLE, "the name of a band (small letters, digits, _)"),
+        "Pixels to leave out, by quality band. A scene whose sensor lacks that band is not masked by it.",
+        {},
+        example="""\
+{}
+# For instance:
+# masks:
+#   scl: {classes: [0, 1, 3, 8, 9, 10]}  # Sentinel-2: no data, saturated, cloud shadow, clouds, cirrus
+#   qa_pixel: {bits: [0, 1, 3, 4]}       # Landsat: fill, dilated cloud, cloud, cloud shadow""",
+    )
+    cog: CogConfig = key(Section(CogConfig), "The COG store, results/cogs.", CogConfig())
+    grid: GridConfig = key(Section(GridConfig), "The target grid.", GridConfig())
+    compute: ComputeConfig = key(
+        Section(ComputeConfig), "How products are computed; changes no pixel.", ComputeConfig()
+    )
+    memory: MemoryConfig = key(Section(MemoryConfig), "Memory of one job; changes no pixel.", MemoryConfig())
+    scenes_per_job: str | int = key(
+        Either("auto", Whole(1)),
+        f"Scenes of a compute job, on average; auto is {AUTO_BATCH} for now.",
+        "auto",
+    )
+    max_attempts: int = key(
+        Whole(1),
+        "A scene whose fault another attempt could mend (disk, network, memory) is recorded as failed after so many.",
+        3,
+    )
+    max_failed_fraction: float = key(
+        Number(0, 1),
+        "The run ends with an error when a larger part of the scenes failed: 0 is none, 1 is all.",
+        0.0,
+    )
+    pathvars: dict[str, str] = key(
+        MapOf(Text(), r"[A-Za-z_][A-Za-z0-9_]*", "a name"),
+        "Snakemake's own: where results go, such as {results: /data/campaign7}.",
+        {},
+        example="{}",
+    )
+
+    def check(self, spot: Spot) -> None:
+        """A campaign without products is a mistake."""
+        if not self.products:
+            at = spot.child("products") if "products" in spot.value else spot
+            at.problem("no product is asked for")
+
+    @property
+    def batch_size(self) -> int:
+        """Scenes of a compute job, on average."""
+        return AUTO_BATCH if self.scenes_per_job == "auto" else self.scenes_per_job
+
+
+def read_config(doc, sources, problems: Problems) -> tuple[Config | None, Spot]:
+    """Check a merged config and note all mistakes.
+
+    Parameters
+    ----------
+    doc : dict
+        The config in force, as Snakemake merged it.
+    sources : sequence of (path, text)
+        The files that it comes from, the one that wins last.
+    problems : Problems
+
+    Returns
+    -------
+    (Config or None, Spot)
+        Values that are wrong are None in it. The spot is that of the whole config, for later checks.
+    """
+    return read_section(Config, doc, YamlFiles(sources, problems), problems)
+
+
+def load_config(doc, sources=()) -> Config:
+    """The validated config (see `read_config`).
+
+    Raises
+    ------
+    ConfigError
+        All mistakes, one a line, as `config/config.yaml:12:5: key 'cog.zstd_level': 40 is above 19`.
+    """
+    problems = Problems()
+    config, _ = read_config(doc, sources, problems)
+    problems.stop()
+    return config
+
+
+if __name__ == "__main__":
+    from cogmill.describe import main
+
+    sys.exit(main())

@@ -1,0 +1,221 @@
+"""Config, sheet and sensors together, and what jobs are given."""
+
+import json
+import pickle
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cogmill.campaign import LONGEST, Campaign, cut_batches
+from cogmill.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = "products: {ndvi: (nir - red) / (nir + red)}\nsheet: s.csv\nsensors: own\n"
+SHEET = "scene,sensor,path\nS1,sentinel2_l2a,s1_{band}.tif\nL1,landsat8_l2,l1_{band}.tif\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("s1_B04", "s1_B08", "s1_SCL", "l1_SR_B4", "l1_SR_B5", "l1_QA_PIXEL"):
+        Path(f"{name}.tif").touch()
+    return tmp_path
+
+
+def campaign(config: str = CONFIG, sheet: str | None = SHEET, check_files: bool = True) -> Campaign:
+    if sheet is not None:
+        Path("s.csv").write_text(sheet, encoding="utf-8")
+    return Campaign.from_config(yaml.safe_load(config), [("c.yaml", config)], check_files)
+
+
+def mistakes(*args) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        campaign(*args)
+    return str(caught.value).splitlines()[1:]
+
+
+def test_a_campaign_holds_what_was_asked_for():
+    made = campaign()
+    assert list(made.scenes) == ["S1", "L1"]
+    assert made.products == ["ndvi"]
+    assert made.batches == {"S1": ["S1", "L1"]}
+
+
+def test_only_bands_that_products_or_masks_need_are_stored():
+    made = campaign(CONFIG + "masks: {scl: {classes: [8]}, qa_pixel: {bits: [3]}}\n")
+    assert made.needed_bands("S1") == ["red", "nir", "scl"]
+    assert made.needed_bands("L1") == ["red", "nir", "qa_pixel"]
+    assert made.ingest_params("L1")["bands"] == ["red", "nir", "qa_pixel"]
+
+
+def test_all_bands_are_stored_where_asked_for_but_only_needed_ones_must_be_there():
+    made = campaign(CONFIG + "cog: {bands: all}\n")
+    assert made.needed_bands("L1") == list(made.scenes["L1"].sensor.bands)
+    assert made.source_files("L1") == ["l1_SR_B4.tif", "l1_SR_B5.tif", "l1_QA_PIXEL.tif"]
+
+
+def test_ingest_params():
+    made = campaign(
+        CONFIG + "max_attempts: 2\n",
+        SHEET.replace("path\n", "path,nodata\n").replace("l1_{band}.tif", "l1_{band}.tif,nan"),
+    )
+    params = made.ingest_params("L1")
+    assert params["row"]["nodata"] == "nan"
+    assert params["row"]["sensor"] == params["sensor"]["name"] == "landsat8_l2"
+    assert params["cog"] == {"bands": "needed", "overviews": False, "zstd_level": 9}
+    assert params["max_attempts"] == 2
+
+
+def test_a_mask_that_no_scene_of_the_batch_has_is_not_part_of_its_params():
+    made = campaign(CONFIG + "masks: {scl: {classes: [8, 3, 8]}, qa_pixel: {bits: [3]}}\n")
+    assert made.compute_params(["S1"])["masks"] == {"scl": {"classes": [3, 8], "bits": []}}
+    assert list(made.compute_params(["S1", "L1"])["masks"]) == ["qa_pixel", "scl"]
+
+
+def test_what_changes_no_pixel_is_not_among_the_params_that_do():
+    plain = campaign()
+    text = (
+        CONFIG.replace("nir - red", "nir  -red")
+        + "scenes_per_job: 1\nmemory: {window_mb: 16}\ncompute: {zstd_level: 1, window: 2}\n"
+    )
+    other = campaign(text)
+    assert plain.compute_params(["S1"]) == other.compute_params(["S1"])
+    assert plain.grid_params() == other.grid_params()
+    assert other.run_params() == plain.run_params() | {"window_mb": 16, "zstd_level": 1, "window": 2}
+
+
+def test_one_product_can_be_asked_for():
+    made = campaign(CONFIG.replace("red)}", "red), r: red}"))
+    assert list(made.compute_params(["S1"], product="r")["products"]) == ["r"]
+    assert list(made.compute_params(["S1"])["products"]) == ["ndvi", "r"]
+
+
+def test_grid_params_name_the_bands_that_must_share_a_grid():
+    made = campaign(CONFIG + "masks: {scl: {classes: [8]}}\n")
+    assert made.grid_params() == {"crs": "source", "bands": ["nir", "red"], "masks": ["scl"]}
+
+
+def test_params_are_built_in_types():
+    made = campaign(CONFIG + "masks: {scl: {classes: [8]}}\n")
+    params = [made.ingest_params("S1"), made.compute_params(["S1", "L1"]), made.grid_params(), made.run_params()]
+    assert json.loads(json.dumps(params, allow_nan=False)) == params
+    assert pickle.loads(pickle.dumps(made)).compute_params(["S1"]) == made.compute_params(["S1"])
+
+
+def test_source_files_are_those_that_are_there():
+    Path("m.tif").touch()
+    made = campaign(
+        sheet="scene,sensor,path,mask\nS1,sentinel2_l2a,s1_{band}.tif,m.tif\nS2,rgbn,/vsicurl/https://x/a.tif,\n"
+    )
+    assert made.source_files("S1") == ["s1_B04.tif", "s1_B08.tif", "m.tif"]
+    assert made.source_files("S2") == []
+    Path("s1_B04.tif").unlink()
+    again = campaign(sheet=None, check_files=False)
+    assert again.source_files("S1") == ["s1_B08.tif", "m.tif"]
+    with pytest.raises(ConfigError, match="not found"):
+        campaign(sheet=None)
+
+
+def test_mistakes_of_config_sheet_and_sensors_come_in_one_message():
+    Path("own").mkdir()
+    Path("own/mine.yaml").write_text("title: 5\nbands: {red: {}}\n", encoding="utf-8")
+    lines = mistakes(
+        CONFIG + "cog: {zstd_level: 40}\nmasks: {slc: {bits: [1]}}\n",
+        SHEET + "S1,rgbn,gone.tif\nS3,mine,gone.tif\nS/4,rgb,\n",
+    )
+    places = [line.split(": ")[0] for line in lines]
+    assert places == [
+        "c.yaml:4:19",
+        "s.csv:4:1",
+        "s.csv:4:3",
+        "own/mine.yaml:1:8",
+        "s.csv:6:1",
+        "s.csv:6:3",
+        "s.csv:6:2",
+        "c.yaml:5:9",
+    ]
+
+
+def test_a_band_that_a_sensor_lacks_names_scenes_and_formula_character():
+    sheet = "scene,sensor,path\n" + "".join(f"L{n},landsat8_l2,l1_{{band}}.tif\n" for n in range(5))
+    (line,) = mistakes("products:\n  ndre: (nir - rededge1) / (nir + rededge1)\nsheet: s.csv\n", sheet)
+    assert line.startswith(
+        "c.yaml:2:16: key 'products.ndre': sensor 'landsat8_l2' of scene 'L0', 'L1', 'L2' and 2 more has no band "
+        "'rededge1'"
+    )
+
+
+def test_each_sensor_of_the_sheet_must_have_the_bands():
+    Path("s1_B05.tif").touch()
+    (line,) = mistakes(CONFIG.replace("nir - red", "nir - rededge1"))
+    assert "sensor 'landsat8_l2' of scene 'L1' has no band 'rededge1'" in line
+
+
+def test_a_file_name_of_a_band_is_no_band():
+    (line,) = mistakes("products: {r: {formula: B04 * 2}}\nsheet: s.csv\n", SHEET.rsplit("L1", 1)[0])
+    assert line.startswith("c.yaml:1:25: key 'products.r.formula': ")
+    assert line.endswith("has no band 'B04' - it is called 'red' there")
+
+
+def test_masks_must_be_bands_of_codes_that_some_sensor_has():
+    assert "no sensor has a band 'slc' - did you mean 'scl'?" in mistakes(CONFIG + "masks: {slc: {bits: [1]}}\n")[0]
+    assert "band 'red' holds measurements" in mistakes(CONFIG + "masks: {red: {classes: [1]}}\n")[0]
+    assert campaign(CONFIG + "masks: {qa_aerosol: {bits: [1]}}\n", SHEET.rsplit("L1", 1)[0])
+
+
+def test_a_sheet_that_is_not_there_is_placed_in_the_config():
+    (line,) = mistakes(CONFIG, None)
+    assert line.startswith("c.yaml:2:8: key 'sheet': the sample sheet s.csv is not found (seen from ")
+
+
+def test_the_shipped_example_says_what_is_missing(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    text = Path("config/config.yaml").read_text(encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        Campaign.from_config(yaml.safe_load(text), [("config/config.yaml", text)])
+    lines = str(caught.value).splitlines()[1:]
+    assert [line.split(": band")[0] for line in lines] == [f"config/scenes.csv:{n}:3: column 'path'" for n in (2, 3)]
+    assert all("not found" in line for line in lines)
+
+
+def test_the_controller_needs_nothing_but_yaml():
+    """Snakemake imports these modules in an environment without NumPy, Numba or rasterio."""
+    code = (
+        "import sys\n"
+        "for name in ('numpy', 'numba', 'rasterio', 'pyproj', 'zstandard', 'xxhash'): sys.modules[name] = None\n"
+        "import cogmill.campaign, cogmill.describe, cogmill.ledger\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 10, 25, 100, 20_000])
+def test_every_scene_is_in_one_batch(size):
+    ids = [f"S{n}" for n in range(10_000)]
+    batches = cut_batches(ids, size)
+    assert [scene for batch in batches.values() for scene in batch] == ids
+    assert all(first == batch[0] and len(batch) <= LONGEST * size for first, batch in batches.items())
+    if size <= 100:
+        assert len(ids) / len(batches) == pytest.approx(size, rel=0.1)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 10, 25, 100])
+def test_an_inserted_line_changes_few_batches(size):
+    ids = [f"scene_{n:05d}" for n in range(10_000)]
+    before = {tuple(batch) for batch in cut_batches(ids, size).values()}
+    chance = random.Random(size)
+    for number in range(20):
+        place = chance.choice([0, 1, len(ids) - 1, len(ids), chance.randrange(len(ids))])
+        after = cut_batches([*ids[:place], f"new_{number}", *ids[place:]], size)
+        assert len({tuple(batch) for batch in after.values()} - before) <= 4
+        removed = cut_batches([*ids[:place], *ids[place + 1 :]], size)
+        assert len({tuple(batch) for batch in removed.values()} - before) <= 4
+
+
+def test_batches_of_few_scenes():
+    assert cut_batches([], 25) == {}
+    assert cut_batches(["a"], 25) == {"a": ["a"]}
+    assert cut_batches(["a", "b", "c"], 1) == {"a": ["a"], "b": ["b"], "c": ["c"]}

@@ -1,0 +1,357 @@
+"""The config: what is accepted, and that each mistake is found in its place."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from cogmill import describe
+from cogmill.config import DTYPES, INTEGER_RANGES, Config, load_config
+from cogmill.errors import ConfigError
+from cogmill.yamlfiles import MOST_LINES, Problems
+
+ROOT = Path(__file__).resolve().parents[2]
+NDVI = "products: {ndvi: (nir - red) / (nir + red)}\n"
+
+
+def load(text: str, **changes) -> Config:
+    """Load a config from one file's text, with values as `--config` would give them."""
+    return load_config((yaml.safe_load(text) or {}) | changes, [("c.yaml", text)])
+
+
+def mistakes(text: str, **changes) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(text, **changes)
+    return str(caught.value).splitlines()[1:]
+
+
+def one_mistake(text: str, **changes) -> str:
+    (line,) = mistakes(text, **changes)
+    return line
+
+
+def test_defaults_fill_in_what_is_left_out():
+    config = load(NDVI)
+    assert (config.sheet, config.sensors, config.scenes_per_job) == ("config/scenes.csv", "config/sensors", "auto")
+    assert (config.cog.bands, config.cog.overviews, config.cog.zstd_level) == ("needed", False, 9)
+    assert (config.compute.device, config.compute.window, config.memory.spool_mb) == ("auto", "auto", 256)
+    assert (config.max_attempts, config.max_failed_fraction, config.masks, config.batch_size) == (3, 0.0, {}, 25)
+    assert config.products["ndvi"].formula.names == ("nir", "red")
+
+
+def test_empty_keys_and_sections_take_their_defaults():
+    config = load(NDVI + "cog:\nmasks: ~\nmax_attempts: ~\ncompute: {window: }\n")
+    assert config == load(NDVI)
+
+
+def test_a_product_set_to_nothing_is_left_out():
+    assert list(load("products: {ndvi: nir - red, evi: ~}\n").products) == ["ndvi"]
+
+
+def test_formula_alone_and_mapping_mean_the_same():
+    assert load(NDVI).products == load("products:\n  ndvi:\n    formula: (nir - red) / (nir + red)\n").products
+
+
+@pytest.mark.parametrize(
+    ("dtype", "nodata"),
+    [("int8", -128), ("uint8", 255), ("int16", -32768), ("uint16", 65535), ("int32", -(2**31)), ("uint32", 2**32 - 1)],
+)
+def test_nodata_of_packed_products_lies_at_the_end_of_the_range(dtype, nodata):
+    product = load(f"products: {{a: {{formula: nir, dtype: {dtype}, scale: 0.5}}}}\n").products["a"]
+    assert product.to_json("a")["nodata"] == nodata
+    assert nodata in INTEGER_RANGES[dtype]
+
+
+def test_a_product_resolves_to_built_in_types_only():
+    product = load("products: {a: {formula: ' nir -  red', nodata: .nan}}\n").products["a"].to_json("a")
+    assert product == {
+        "formula": load("products: {a: nir-red}").products["a"].formula.canonical,
+        "dtype": "float32",
+        "scale": 1.0,
+        "offset": 0.0,
+        "nodata": "nan",
+        "unit": "1",
+        "description": "a",
+        "kind": "continuous",
+    }
+    assert json.loads(json.dumps(product, allow_nan=False)) == product
+
+
+def test_spaces_in_a_formula_change_nothing_that_a_key_is_made_of():
+    spaced, dense = (
+        load(f"products: {{a: '{text}'}}").products["a"].to_json("a") for text in ("nir  - red", "nir-red")
+    )
+    assert spaced == dense
+
+
+def test_exponents_without_a_point_are_numbers():
+    assert yaml.safe_load("1e-4") == "1e-4"  # what makes this test worth having
+    product = load("products: {a: {formula: nir, dtype: int16, scale: 1e-4}}\n").products["a"]
+    assert product.scale == 1e-4
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("cog:\n  zstd_level: 40\n", "c.yaml:3:15: key 'cog.zstd_level': 40 is above 19"),
+        ("cog: {zstd_level: true}\n", "c.yaml:2:19: key 'cog.zstd_level': true (yes/no) found, a whole number wanted"),
+        ("cog: {zstd_level: '9'}\n", "c.yaml:2:19: key 'cog.zstd_level': text '9' found, a whole number wanted"),
+        ("cog: {zstd_level: 9.5}\n", "c.yaml:2:19: key 'cog.zstd_level': 9.5 found, a whole number wanted"),
+        ("cog: {zstd_level: 1e1}\n", "c.yaml:2:19: key 'cog.zstd_level': text '1e1' found, a whole number wanted"),
+        ("cog: {zstd_level: [9]}\n", "c.yaml:2:19: key 'cog.zstd_level': a list found, a whole number wanted"),
+        ("cog: {overviews: 1}\n", "c.yaml:2:18: key 'cog.overviews': 1 found, true or false wanted"),
+        ("cog: 5\n", "key 'cog': 5 found, keys and values wanted (bands, overviews, zstd_level)"),
+        ("cog: [bands]\n", "key 'cog': a list found, keys and values wanted"),
+        ("cog: {band: all}\n", "c.yaml:2:7: key 'cog.band': unknown key - did you mean 'bands'?"),
+        ("produce: 5\n", "c.yaml:2:1: key 'produce': unknown key - did you mean 'products'?"),
+        ("grid: {crs: EPSG:3035}\n", "key 'grid.crs': text 'EPSG:3035' found, one of source wanted"),
+        ("max_failed_fraction: .nan\n", "key 'max_failed_fraction': nan found, a finite number wanted"),
+        ("max_failed_fraction: -.inf\n", "key 'max_failed_fraction': -inf found, a finite number wanted"),
+        ("max_failed_fraction: 1.01\n", "key 'max_failed_fraction': 1.01 is above 1"),
+        ("max_failed_fraction: 1e-4x\n", "key 'max_failed_fraction': text '1e-4x' found, a number wanted"),
+        ("max_failed_fraction: false\n", "key 'max_failed_fraction': false (yes/no) found, a number wanted"),
+        ("scenes_per_job: 0\n", "key 'scenes_per_job': 0 is below 1"),
+        ("scenes_per_job: many\n", "key 'scenes_per_job': text 'many' found, 'auto' or a number wanted"),
+        ("compute: {device: cuda}\n", "key 'compute.device': text 'cuda' found, one of auto, gpu, cpu wanted"),
+        ("sheet: 5\n", "key 'sheet': 5 found, text in quotes wanted"),
+        ("sheet: ''\n", "key 'sheet': '' found, text wanted"),
+        ('sheet: "a\\nb"\n', "key 'sheet': 'a\\nb' found, text wanted, in one line"),
+        ("masks: {scl: {}}\n", "c.yaml:2:14: key 'masks.scl': masks nothing: give classes or bits"),
+        ("masks: {scl: {classes: 3}}\n", "key 'masks.scl.classes': 3 found, a list wanted: [3]"),
+        ("masks: {scl: {bits: [0, 64]}}\n", "c.yaml:2:25: key 'masks.scl.bits.1': 64 is above 63"),
+        ("masks: {scl: {bits: [true]}}\n", "key 'masks.scl.bits.0': true (yes/no) found, a whole number wanted"),
+        ("masks: {SCL: {bits: [1]}}\n", "key 'masks.SCL': the name of a band (small letters, digits, _) wanted"),
+    ],
+)
+def test_each_mistake_is_placed_and_says_what_is_wanted(text, line):
+    assert line in one_mistake(NDVI + text)
+
+
+@pytest.mark.parametrize(
+    ("product", "line"),
+    [
+        ("{formula: nir, scale: 2}", "scale': 2 found, but float32"),
+        ("{formula: nir, offset: 0.5}", "offset': 0.5 found, but float32"),
+        ("{formula: nir, nodata: -9999}", "nodata': -9999 found, but float32 marks invalid pixels by NaN"),
+        ("{formula: nir, kind: classes}", "kind': 'classes' needs an integer dtype"),
+        ("{formula: nir, dtype: int16, scale: 0}", "scale': 0 cannot be used here"),
+        ("{formula: nir, dtype: int16, scale: .inf}", "scale': inf found, a finite number wanted"),
+        ("{formula: nir, dtype: uint8, nodata: 256}", "nodata': 256 found, a whole number from 0 to 255 wanted"),
+        ("{formula: nir, dtype: uint8, nodata: -1}", "nodata': -1 found, a whole number from 0 to 255 wanted"),
+        ("{formula: nir, dtype: uint8, nodata: 1.5}", "nodata': 1.5 found, a whole number from 0 to 255 wanted"),
+        ("{formula: nir, dtype: uint8, nodata: .nan}", "nodata': nan found, a whole number from 0 to 255 wanted"),
+        ("{formula: nir, dtype: float64}", "dtype': text 'float64' found, one of float32, "),
+        ("{dtype: int16}", "key 'formula' is missing"),
+        ("{formula: nir, scales: 2}", "scales': unknown key - did you mean 'scale'?"),
+        ("5", "5 found, keys and values wanted"),
+        ("''", "products.a'"),
+    ],
+)
+def test_products_that_cannot_be(product, line):
+    assert line in one_mistake(f"products:\n  a: {product}\n")
+
+
+@pytest.mark.parametrize("name", ["'../evil'", "a b", "ndvi.tif", "record", "ä", "''"])
+def test_product_names_that_make_no_file_name(name):
+    assert re.match(r"c.yaml:1:12: key 'products.", one_mistake(f"products: {{{name}: nir}}\n"))
+
+
+def test_names_that_yaml_takes_for_something_else():
+    assert "is read as false (yes/no); put it in quotes" in one_mistake("products: {no: nir}\n")
+    assert "is read as 2020; put it in quotes" in one_mistake("products: {2020: nir}\n")
+
+
+@pytest.mark.parametrize("text", ["", "products: {}\n", "products: {ndvi: ~}\n"])
+def test_a_campaign_without_products_is_refused(text):
+    assert "product" in one_mistake(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("products:\n  ndvi: (nir - red) / (nir & red)\n", "c.yaml:2:28: key 'products.ndvi'"),
+        ('products:\n  ndvi: "(nir - red) / (nir & red)"\n', "c.yaml:2:29: key 'products.ndvi'"),
+        ("products:\n  ndvi:\n    formula: 'nir & red'\n", "c.yaml:3:19: key 'products.ndvi.formula'"),
+        # a text that goes over several lines has no one column: the key's line, and the character
+        ("products:\n  ndvi: |\n    nir\n    & red\n", "c.yaml:2:9: key 'products.ndvi'"),
+    ],
+)
+def test_a_formula_that_cannot_be_parsed_is_placed_at_its_character(text, place):
+    assert one_mistake(text).startswith(place)
+
+
+def test_all_mistakes_come_in_one_message():
+    lines = mistakes(
+        "cog: {zstd_level: 40}\nproducts:\n  a: nir +\n  b: {formula: red, scale: 0}\nmax_attempts: 0\nx: 1\n"
+    )
+    places = [line.split(": ")[0] for line in lines]
+    assert len(lines) == 5
+    assert {place.rsplit(":", 1)[0] for place in places} == {f"c.yaml:{n}" for n in (1, 3, 4, 5, 6)}
+
+
+def test_a_missing_product_key_names_the_product():
+    assert one_mistake("products:\n  a: {unit: m}\n").startswith(
+        "c.yaml:2:3: key 'products.a': key 'formula' is missing"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("cog:\n\tbands: all\n", "c.yaml:2:1: a tab; YAML is indented with spaces only"),
+        ("cog: {bands: all\n", "c.yaml:2:1: not YAML: "),
+        ("a: b: c\n", "c.yaml:1:5: not YAML: "),
+        ("- products\n- sheet\n", "c.yaml:1:1: the file is a list; keys and values (key: value) are wanted"),
+        ("just words\n", "c.yaml:1:1: the file is a single value; keys"),
+        ("a: \x07\n", "c.yaml:1:4: "),
+        ("a: !!python/name:os.system x\n", "c.yaml:1:4: "),
+        ("a: 1\n---\nb: 2\n", "c.yaml:2:1: not YAML: "),
+    ],
+)
+def test_files_that_are_not_a_yaml_mapping(text, line):
+    with pytest.raises(ConfigError) as caught:
+        load_config(yaml.safe_load(NDVI), [("c.yaml", text)])
+    assert line in str(caught.value)
+
+
+def test_keys_that_stand_twice_are_refused():
+    assert one_mistake(NDVI + "cog: {bands: all}\ncog: {overviews: true}\n") == (
+        "c.yaml:3:1: key 'cog' stands in line 2 already; keep one"
+    )
+    assert one_mistake("products: {a: nir, a: red}\n") == "c.yaml:1:20: key 'a' stands in line 1 already; keep one"
+
+
+def test_anchors_and_merge_keys_are_no_duplicates():
+    text = "products:\n  a: &packed {formula: nir, dtype: int16, scale: 0.5}\n  b: {<<: *packed, formula: red}\n"
+    assert load(text).products["b"].dtype == "int16"
+    wrong = text.replace("0.5", "0")
+    assert [line.split(": ")[0] for line in mistakes(wrong)] == ["c.yaml:2:50", "c.yaml:2:50"]
+
+
+def test_json_configs_may_be_indented_with_tabs():
+    text = json.dumps({"products": {"a": "nir"}, "cog": {"zstd_level": 40}}, indent="\t")
+    with pytest.raises(ConfigError, match=r"c.json:6:17: key 'cog.zstd_level': 40 is above 19"):
+        load_config(json.loads(text), [("c.json", text)])
+
+
+def test_values_of_the_command_line_have_no_file():
+    assert one_mistake(NDVI, max_attempts=0) == "(--config): key 'max_attempts': 0 is below 1"
+    assert one_mistake(NDVI + "max_attempts: 2\n", max_attempts=0).startswith("(--config): ")
+    assert one_mistake(NDVI, cog={"zstd_level": 40}).startswith("(--config): key 'cog.zstd_level'")
+    assert one_mistake(NDVI, colour=1).startswith("(--config): key 'colour': unknown key")
+
+
+def test_without_files_every_mistake_is_still_told():
+    with pytest.raises(ConfigError, match=r"\(--config\): key 'cog.zstd_level': 40"):
+        load_config({"products": {"a": "nir"}, "cog": {"zstd_level": 40}})
+
+
+def test_the_last_file_that_has_the_key_gives_the_line():
+    base, over = NDVI + "\ncog:\n  bands: all\n  zstd_level: 30\n", "# over\ncog: {zstd_level: 40, bands: most}\n"
+    doc = yaml.safe_load(base)
+    doc["cog"] |= yaml.safe_load(over)["cog"]
+    doc["max_attempts"] = 1
+    with pytest.raises(ConfigError) as caught:
+        load_config(doc, [("base.yaml", base), ("over.yaml", over)])
+    assert str(caught.value).splitlines()[1:] == [
+        "over.yaml:2:30: key 'cog.bands': text 'most' found, one of needed, all wanted",
+        "over.yaml:2:19: key 'cog.zstd_level': 40 is above 19",
+    ]
+    doc["cog"] = {"bands": "all", "zstd_level": 30}
+    with pytest.raises(ConfigError, match=r"base\.yaml:5:15"):
+        load_config(doc, [("base.yaml", base), ("over.yaml", "# nothing of it\n")])
+
+
+@pytest.mark.parametrize("doc", [None, [], "text", 5])
+def test_a_config_that_is_no_mapping(doc):
+    with pytest.raises(ConfigError, match="keys and values wanted"):
+        load_config(doc)
+
+
+def test_thousands_of_mistakes_do_not_flood_the_terminal():
+    problems = Problems()
+    for number in range(10_000):
+        problems.add("s.csv", str(number))
+    with pytest.raises(ConfigError) as caught:
+        problems.stop()
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith("10000 mistakes")
+    assert len(lines) == MOST_LINES + 2
+    assert lines[-1] == f"... and {10_000 - MOST_LINES} more"
+
+
+@pytest.mark.parametrize("path", describe.made_files(ROOT), ids=lambda path: str(path.relative_to(ROOT)))
+def test_made_files_are_up_to_date(path):
+    assert path.read_text(encoding="utf-8") == describe.made_files(ROOT)[path], f"run: {describe.COMMAND}"
+
+
+def test_making_the_files_says_which_are_out_of_date(tmp_path, capsys):
+    assert describe.main(["--root", str(tmp_path)]) == 1
+    assert f"run `{describe.COMMAND}`" in capsys.readouterr().out
+    assert describe.main(["--root", str(tmp_path), "--write"]) == 0
+    assert describe.main(["--root", str(tmp_path)]) == 0
+
+
+def test_the_shipped_config_explains_every_key_and_changes_no_default():
+    text = (ROOT / "config/config.yaml").read_text(encoding="utf-8")
+    config = load(text)
+    assert list(config.products) == ["ndvi"]
+    only = load(
+        "products:\n  ndvi: {formula: (nir - red) / (nir + red), description: Normalised difference vegetation index}"
+    )
+    assert config == only
+    rows = describe.TABLES["config"]().splitlines()[2:]
+    for key in [re.match(r"\| `(?:\w+\.)*(\w+)`", row)[1] for row in rows]:
+        assert re.search(rf"^ *(#   )?{key}\b", text, re.MULTILINE), key
+
+
+SCHEMA_CASES = [
+    NDVI,
+    NDVI + "cog: {bands: all, overviews: true, zstd_level: 1}\n",
+    NDVI + "cog:\nmasks: {scl: {classes: [1, 2]}, qa_pixel: ~}\n",
+    NDVI + "compute: {window: 3, device: cpu}\nscenes_per_job: 7\nmax_failed_fraction: 1\n",
+    "products: {a: {formula: nir, dtype: int16, scale: 1e-4, nodata: -1}}\n",
+    "products: {a: {formula: nir, nodata: nan}}\n",
+    NDVI + "cog: {zstd_level: 20}\n",
+    NDVI + "cog: {zstd_level: true}\n",
+    NDVI + "cog: {zstd_level: '9'}\n",
+    NDVI + "cog: {band: all}\n",
+    NDVI + "unknown: 1\n",
+    NDVI + "masks: {SCL: {bits: [1]}}\n",
+    NDVI + "masks: {scl: {bits: [64]}}\n",
+    NDVI + "compute: {window: 0}\n",
+    NDVI + "max_failed_fraction: 1.5\n",
+    "products: {record: nir}\n",
+    "products: {a: {dtype: int16}}\n",
+    "products: {a: {formula: nir, scale: 0}}\n",
+    "products: {a: 5}\n",
+    "products: [nir]\n",
+    "sheet: a.csv\n",
+]
+
+
+@pytest.mark.parametrize("text", SCHEMA_CASES)
+def test_the_schema_says_what_the_reader_says(text):
+    doc = yaml.safe_load(text)
+    schema = yaml.safe_load((ROOT / "workflow/schemas/config.schema.yaml").read_text(encoding="utf-8"))
+    try:
+        load(text)
+        accepted = True
+    except ConfigError:
+        accepted = False
+    assert jsonschema.Draft202012Validator(schema).is_valid(doc) == accepted
+
+
+def test_numbers_are_finite_wherever_they_are_written():
+    for word in (".inf", "-.inf", ".nan"):
+        assert "finite" in one_mistake(f"products: {{a: {{formula: nir, dtype: int8, offset: {word}}}}}\n")
+    assert math.isnan(load("products: {a: {formula: nir, nodata: nan}}\n").products["a"].nodata)
+
+
+def test_every_dtype_can_be_asked_for():
+    for dtype in DTYPES:
+        load(f"products: {{a: {{formula: nir, dtype: {dtype}}}}}\n")
