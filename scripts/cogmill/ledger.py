@@ -1,0 +1,159 @@
+"""Records, keys and the ledger: what happened to each scene, and whether what lies on disk still fits.
+
+A record is the small JSON file that every per-scene rule declares as its output; the rasters lie beside it,
+undeclared. A ledger is the roll-up of a batch's records, written last. Resume compares keys, never ledgers.
+"""
+
+import hashlib
+import json
+import math
+import os
+import uuid
+from pathlib import Path
+
+from cogmill import __version__
+
+# Raised when the same input gives other pixels than before; the golden-pixel tests say so.
+PHASE_VERSION = {"ingest": 1, "grid": 1, "compute": 1}
+
+LEDGER_PRODUCT_FIELDS = ("file", "size", "checksum", "pixel_digest", "stats")
+
+
+def encode_number(value):
+    """JSON form of a number: NaN and infinities become the words "nan", "inf", "-inf"; None stays."""
+    if value is None:
+        return None
+    value = value.item() if hasattr(value, "item") else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    return value
+
+
+def decode_number(value):
+    """Inverse of `encode_number`."""
+    return float(value) if isinstance(value, str) else value
+
+
+def digest(doc) -> str:
+    """SHA-256 of the canonical JSON of `doc` (sorted keys, no spaces), as hex."""
+    text = json.dumps(doc, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a file whole or not at all: beside its final name, flushed to disk, then renamed."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: str | Path, doc) -> None:
+    """Write `doc` as JSON, atomically; NaN is refused (see `encode_number`)."""
+    write_text(path, json.dumps(doc, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: str | Path):
+    """Read a JSON file that cogmill wrote."""
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+def new_record(kind: str, scene: str) -> dict:
+    """A record that has not ended yet; `kind` is cogs, grids or products."""
+    return {
+        "cogmill": __version__,
+        "kind": kind,
+        "scene": scene,
+        "state": "failed",
+        "reason": "unfinished",
+        "message": None,
+        "retryable": False,
+    }
+
+
+def end_record(record: dict, state: str, reason=None, message=None, retryable=False) -> dict:
+    """Set how a record ended: `state` is done, skipped or failed."""
+    record |= {"state": state, "reason": reason, "message": message, "retryable": retryable}
+    return record
+
+
+def band_identity(band: dict) -> dict:
+    """What of a stored band decides a product's pixels: its content and how it is read, not where it lies."""
+    return {
+        "pixels": band["pixel_digest"],
+        "mask": band["mask_checksums"],
+        "dtype": band["dtype"],
+        "nodata": band["nodata"],
+        "kind": band["kind"],
+        "scale": band["radiometry"]["scale"],
+        "offset": band["radiometry"]["offset"],
+    }
+
+
+def product_key(product: dict, names: list[str], bands: dict, masks: dict, grid: dict) -> str:
+    """Key of one product of one scene.
+
+    Two products with one key have the same pixels and the same tags, whatever the window, reader, memory,
+    batch or machine was.
+
+    Parameters
+    ----------
+    product : dict
+        Resolved product of the config: canonical formula, dtype, scale, offset, nodata, unit, description, kind.
+    names : list of str
+        Bands that its formula uses.
+    bands : dict
+        Bands of the scene's `cogs` record.
+    masks : dict
+        {band role: {"classes", "bits"}} as applied to this scene.
+    grid : dict
+        The scene's `grids` record: grid, operation and mask affines.
+    """
+    return digest(
+        {
+            "product": product,
+            "bands": {name: band_identity(bands[name]) for name in names},
+            "masks": {
+                role: {"rule": rule, "band": band_identity(bands[role]), "place": grid["masks"].get(role)}
+                for role, rule in masks.items()
+            },
+            "grid": [grid["grid"], grid["operation"], grid.get("gcps")],
+            "phases": PHASE_VERSION,
+        }
+    )
+
+
+def ledger_line(record: dict, sensor: str | None) -> dict:
+    """One scene's line of a ledger, from its `products` record."""
+    made = [attempt for attempt in record.get("attempts", []) if attempt.get("products")]
+    return {
+        "scene": record["scene"],
+        "state": record["state"],
+        "reason": record["reason"],
+        "message": record["message"],
+        "retryable": record["retryable"],
+        "sensor": sensor,
+        "products": {
+            name: {field: entry[field] for field in LEDGER_PRODUCT_FIELDS}
+            for name, entry in record.get("products", {}).items()
+        },
+        "attempt": made[-1] if made else None,
+    }
+
+
+def write_ledger(path: str | Path, lines: list[dict]) -> None:
+    """Write a batch's ledger: one JSON object a line, in the batch's order."""
+    write_text(path, "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines))
+
+
+def read_ledger(path: str | Path) -> list[dict]:
+    """Lines of a ledger."""
+    # not splitlines(): a message may hold U+2028 or U+0085, which end no line of JSON
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").split("\n") if line]

@@ -1,0 +1,106 @@
+"""Records, keys and ledgers."""
+
+import json
+import math
+import os
+
+import pytest
+
+from cogmill import ledger
+from cogmill.ledger import (
+    decode_number,
+    digest,
+    encode_number,
+    ledger_line,
+    new_record,
+    product_key,
+    read_json,
+    read_ledger,
+    write_json,
+    write_ledger,
+    write_text,
+)
+
+BAND = {
+    "pixel_digest": "aa",
+    "mask_checksums": None,
+    "dtype": "uint16",
+    "nodata": 0,
+    "kind": "continuous",
+    "radiometry": {"scale": 1.0, "offset": 0.0},
+    "path": "red.tif",
+}
+GRID = {"grid": {"crs": None, "transform": None, "shape": [4, 4]}, "operation": "identity", "masks": {}}
+PRODUCT = {"formula": "red", "dtype": "float32", "scale": 1.0, "offset": 0.0, "nodata": "nan"}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -9999, 255, None])
+def test_numbers_survive_json(value):
+    again = decode_number(json.loads(json.dumps(encode_number(value), allow_nan=False)))
+    assert again == value or (math.isnan(again) and math.isnan(value))
+
+
+def test_digest_ignores_the_order_of_keys():
+    assert digest({"a": 1, "b": [1, 2]}) == digest({"b": [1, 2], "a": 1})
+    assert digest({"a": 1, "b": [1, 2]}) != digest({"a": 1, "b": [2, 1]})
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path, monkeypatch):
+    target = tmp_path / "record.json"
+    write_json(target, {"n": 1})
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_text(target, "half")
+    assert read_json(target) == {"n": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
+
+
+def test_nan_is_refused_in_json(tmp_path):
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(tmp_path / "x.json", {"n": math.nan})
+    assert not list(tmp_path.iterdir())
+
+
+def test_key_follows_what_decides_pixels():
+    def key(product=PRODUCT, band=BAND, masks=(), grid=GRID):
+        return product_key(product, ["red"], {"red": band, "scl": BAND}, dict(masks), grid)
+
+    same = key()
+    assert key(band=BAND | {"path": "/elsewhere/red.tif"}) == same
+    others = [
+        key(product=PRODUCT | {"formula": "red * 2"}),
+        key(product=PRODUCT | {"dtype": "int16"}),
+        key(band=BAND | {"pixel_digest": "bb"}),
+        key(band=BAND | {"mask_checksums": "AAAA"}),
+        key(band=BAND | {"nodata": None}),
+        key(band=BAND | {"radiometry": {"scale": 1e-4, "offset": 0.0}}),
+        key(masks={"scl": {"classes": [3], "bits": []}}.items()),
+        key(grid=GRID | {"operation": "affine"}),
+    ]
+    assert len({same, *others}) == 1 + len(others)
+
+
+@pytest.mark.parametrize("phase", sorted(ledger.PHASE_VERSION))
+def test_key_follows_the_phase_versions(phase, monkeypatch):
+    before = product_key(PRODUCT, ["red"], {"red": BAND}, {}, GRID)
+    monkeypatch.setitem(ledger.PHASE_VERSION, phase, 99)
+    assert product_key(PRODUCT, ["red"], {"red": BAND}, {}, GRID) != before
+
+
+def test_ledger_keeps_the_order_and_the_attempt_that_made_the_pixels(tmp_path):
+    record = new_record("products", "S1") | {
+        "state": "done",
+        "products": {
+            "ndvi": {"file": "ndvi.tif", "size": 9, "checksum": "c", "pixel_digest": ["d"], "stats": {}, "key": "k"}
+        },
+        "attempts": [{"outcome": "done", "products": ["ndvi"], "n": 1}, {"outcome": "crashed"}],
+    }
+    line = ledger_line(record, "rgbn")
+    assert line["attempt"]["n"] == 1
+    assert "key" not in line["products"]["ndvi"]
+    write_ledger(tmp_path / "b.jsonl", [line, line | {"scene": "A", "message": "two\u2028lines"}])
+    assert [entry["scene"] for entry in read_ledger(tmp_path / "b.jsonl")] == ["S1", "A"]
