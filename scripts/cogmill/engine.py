@@ -1,0 +1,290 @@
+"""The worker's side of `compute`: one scene after another, window by window, from COG tiles to checked products.
+
+The supervisor (supervisor.py) starts the worker, watches it and writes the ledger. What a scene needs comes from
+its `cogs` and `grids` records; what it becomes goes to its `products` record, so that any process can go on where
+another one died.
+"""
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from cogmill import __version__
+from cogmill.device import Device, cpu_model
+from cogmill.errors import RetryableError, SceneError
+from cogmill.indices import parse_formula
+from cogmill.ledger import (
+    end_record,
+    product_key,
+    read_json,
+    write_json,
+)
+from cogmill.scenemaker import SceneMaker
+from cogmill.store import NEVER, Inputs
+from cogmill.tasks import MAX_DEATHS, Task, load_record
+
+log = logging.getLogger("cogmill")
+
+
+@contextlib.contextmanager
+def scene_lock(folder: Path, beat: Callable[[], None]) -> Iterator[bool]:
+    """Hold the scene's lock file; yields False where the file system has no locks.
+
+    A lock only saves work: two processes on one scene write the same bits under unique names.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w", encoding="ascii") as file:
+        locked = False
+        while not locked:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locked = True
+            except BlockingIOError:
+                beat()
+                time.sleep(0.5)
+            except OSError as error:
+                log.warning("no lock on %s (%s): going on without", folder, error)
+                break
+        yield locked
+
+
+def sweep(folder: Path) -> None:
+    """Remove temporary files that killed processes left; only under the scene's lock."""
+    for path in folder.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
+def is_current(entry: dict | None, path: Path, key: str) -> bool:
+    """Whether the file on disk is the product that `key` means.
+
+    Size and time of change are compared first; where only the time differs (a copied campaign), the file's
+    checksum decides and the entry takes the new time.
+    """
+    if not entry or entry["key"] != key:
+        return False
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return False
+    if found.st_size != entry["size"]:
+        return False
+    if found.st_mtime_ns != entry["mtime_ns"]:
+        if file_checksum(path) != entry["checksum"]:
+            return False
+        entry["mtime_ns"] = found.st_mtime_ns
+    return True
+
+
+def file_checksum(path: Path) -> str:
+    """xxh3-128 of a file's bytes, as hex."""
+    import xxhash
+
+    state = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 22):
+            state.update(block)
+    return state.hexdigest()
+
+
+def run_scene(task: Task, device: Device, beat: Callable[[], None]) -> str:
+    """Make the products of one scene that are missing or no longer fit, and write its record.
+
+    Parameters
+    ----------
+    task : Task
+    device : Device
+    beat : callable
+        Called at every step, so that the supervisor sees the worker alive.
+
+    Returns
+    -------
+    str
+        done, skipped, failed, or `retry` for a fault that another attempt can mend.
+    """
+    try:
+        with scene_lock(task.folder, beat) as locked:
+            if locked:
+                sweep(task.folder)
+            return _run_locked(task, device, beat)
+    except (OSError, RetryableError) as error:
+        log.error("scene %r: %s", task.scene, error)
+        return "retry"
+
+
+def _run_locked(task: Task, device: Device, beat: Callable[[], None]) -> str:
+    record = load_record(task.record, task.scene)
+    before = json.dumps(record, sort_keys=True)
+    ended = _ended_upstream(task)
+    if ended:
+        state, reason, message, retryable = ended
+        _save(task, end_record(record, state, reason, message, retryable), before)
+        return state
+    inputs = _read_inputs(task)
+    try:
+        keys, specs = _keys(task, inputs)
+    except SceneError as error:
+        _save(task, end_record(record, "failed", error.reason, f"scene {task.scene!r}: {error}"), before)
+        return "failed"
+    pending = [name for name in specs if not is_current(record["products"].get(name), task.product(name), keys[name])]
+    if not pending:
+        _save(task, end_record(record, "done"), before)
+        return "done"
+    scene_key = json.dumps(keys, sort_keys=True)
+    journal = record["journal"]
+    if journal["key"] != scene_key:
+        journal |= {"key": scene_key, "started": 0, "faults": 0}
+    if journal["started"] >= MAX_DEATHS:
+        message = f"the process died {journal['started']} times on scene {task.scene!r}; `cogmill forget` tries it anew"
+        _save(task, end_record(record, "failed", "crashed", message), before)
+        return "failed"
+    journal["started"] += 1
+    record["attempts"].append({"started": _now(), "outcome": "running"})
+    write_json(task.record, end_record(record, "failed", "unfinished"))
+    return _attempt(task, device, beat, record, inputs, {name: specs[name] for name in pending}, keys)
+
+
+def _attempt(task, device, beat, record, inputs, specs, keys) -> str:
+    """Make `specs` once and write how it ended; a fault that can be mended gives `retry` until the last attempt."""
+    journal, attempt = record["journal"], record["attempts"][-1]
+    clock = time.perf_counter()
+    _reset_peak()
+    maker = SceneMaker(task, device, inputs, beat, attempt)
+    try:
+        for name in specs:
+            _set_aside(task, record, name)
+        for name, entry in maker.make(specs, keys):
+            record["products"][name] = entry
+            attempt.setdefault("products", []).append(name)
+        end_record(record, "done")
+    except SceneError as error:
+        end_record(record, "failed", error.reason, f"scene {task.scene!r}: {error}")
+    except (OSError, MemoryError, RetryableError) as error:
+        journal["faults"] += 1
+        reason = "out_of_memory" if isinstance(error, MemoryError) else getattr(error, "reason", "io_error")
+        message = f"scene {task.scene!r}: {error or type(error).__name__}"
+        end_record(record, "failed", reason, message, retryable=True)
+    except BaseException as error:
+        # neither a bug nor a SIGTERM is the scene's fault: it must not count towards `crashed`
+        journal["started"] -= 1
+        attempt |= {"ended": _now(), "outcome": "stopped", "reason": type(error).__name__}
+        write_json(task.record, record)
+        raise
+    again = record["retryable"] and journal["faults"] < task.run["max_attempts"]
+    journal["started"] = 0
+    attempt |= {
+        "ended": _now(),
+        "outcome": "retry" if again else record["state"],
+        "reason": record["reason"],
+        "device": device.kind,
+        "device_name": device.name,
+        "threads": device.threads,
+        "peak_memory_mb": _peak_mb(),
+        "machine": machine(device),
+        "versions": software(),
+    }
+    attempt["seconds"]["total"] = round(time.perf_counter() - clock, 6)
+    write_json(task.record, record)
+    if record["message"]:
+        log.error("%s: %s", record["reason"], record["message"])
+    return "retry" if again else record["state"]
+
+
+def _ended_upstream(task: Task) -> tuple | None:
+    for path in (task.cogs, task.grid):
+        record = read_json(path)
+        if record["state"] != "done":
+            return record["state"], record["reason"], record["message"], record["retryable"]
+    return None
+
+
+def _read_inputs(task: Task) -> Inputs:
+    cogs, grid = read_json(task.cogs), read_json(task.grid)
+    bands = cogs["bands"]
+    masks = {role: task.masks[role] for role in sorted(task.masks) if role in bands}
+    masks |= {role: NEVER for role in sorted(bands) if bands[role]["kind"] == "mask"}
+    return Inputs(Path(task.cogs).parent, bands, grid, masks)
+
+
+def _keys(task: Task, inputs: Inputs) -> tuple[dict, dict]:
+    """Key and {"expression", **spec} of every product asked for."""
+    keys, specs = {}, {}
+    for name, spec in task.products.items():
+        expression = parse_formula(spec["formula"])
+        lacking = [band for band in expression.names if band not in inputs.bands]
+        if lacking:
+            raise SceneError(f"product {name!r} needs band {lacking[0]!r}, which is not in the store", "band_missing")
+        keys[name] = product_key(
+            spec | {"formula": expression.canonical},
+            list(expression.names),
+            inputs.bands,
+            inputs.masks,
+            inputs.grid,
+        )
+        specs[name] = spec | {"expression": expression}
+    return keys, specs
+
+
+def _set_aside(task: Task, record: dict, name: str) -> None:
+    """Rename a product whose key no longer fits, so that nobody takes it for the one asked for."""
+    path = task.product(name)
+    if path.exists():
+        path.replace(path.with_name(f"{name}.stale.tif"))
+    record["products"].pop(name, None)
+
+
+def _save(task: Task, record: dict, before: str) -> None:
+    """Write the record only when it says something new: an untouched campaign keeps its times of change."""
+    if json.dumps(record, sort_keys=True) != before:
+        write_json(task.record, record)
+
+
+def machine(device: Device) -> dict:
+    """What the pixels were made on: CPU model, CPUs that this process may use, memory in MB, GPU."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "cpu": cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_mb": memory >> 20,
+        "gpu": device.name if device.kind == "gpu" else None,
+    }
+
+
+def software() -> dict:
+    """Versions of what made the pixels."""
+    import platform
+
+    import rasterio
+
+    packages = ("numpy", "numba", "rasterio", "zstandard", "xxhash")
+    return {
+        "cogmill": __version__,
+        "python": platform.python_version(),
+        "gdal": rasterio.__gdal_version__,
+        **{name: version(name) for name in packages},
+    }
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _reset_peak() -> None:
+    """Let the kernel count this process's peak memory from here on, so that each scene has its own."""
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+        file.write("5")
+
+
+def _peak_mb() -> float | None:
+    """Peak resident memory of this process in MB since `_reset_peak`; None where /proc does not say."""
+    with contextlib.suppress(OSError), open("/proc/self/status", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("VmHWM:"):
+                return round(int(line.split()[1]) / 1024, 1)
+    return None

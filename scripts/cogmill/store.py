@@ -1,0 +1,86 @@
+"""Reading a scene's stored bands: pixels by window, and masks sampled on the target grid."""
+
+import base64
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from cogmill.cog.reader import CogReader
+from cogmill.errors import SceneError
+from cogmill.grids import Window
+from cogmill.ledger import decode_number
+from cogmill.masks import MaskRule, clear
+
+# floor(x + NEAREST_SHIFT) takes the pixel that a coordinate lies in, as GDAL's nearest neighbour does.
+NEAREST_SHIFT = 1e-10
+NEVER = {"classes": [0], "bits": []}  # of a band of kind mask, 0 is invalid
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a scene's records say: stored bands by role, the grid record, and the masks that apply to it."""
+
+    folder: Path
+    bands: dict
+    grid: dict
+    masks: dict
+
+    def open(self, role: str, threads: int) -> CogReader:
+        band = self.bands[role]
+        path = self.folder / band["path"]  # an absolute path (a band indexed in place) replaces the folder
+        if not path.exists():
+            raise SceneError(
+                f"band {role!r} was stored as {path}, which is not there any more: run "
+                f"`cogmill forget {self.folder.name}` and start the campaign again",
+                "cog_missing",
+            )
+        return CogReader(
+            path,
+            band["band"],
+            checksums=decode_checksums(band["tile_checksums"]),
+            mask_checksums=decode_checksums(band["mask_checksums"]),
+            threads=threads,
+        )
+
+
+def decode_checksums(text: str | None) -> np.ndarray | None:
+    """Tile checksums of a record (base64 of little-endian uint64) as a flat uint64 array."""
+    return None if text is None else np.frombuffer(base64.b64decode(text), dtype="<u8")
+
+
+class MaskSampler:
+    """A mask band, judged on its own grid and sampled by nearest neighbour on the target grid."""
+
+    def __init__(self, inputs: Inputs, role: str, rule: dict, threads: int):
+        self.reader = inputs.open(role, threads)
+        self.rule = MaskRule(role, tuple(rule["classes"]), tuple(rule["bits"]))
+        self.nodata = decode_number(inputs.bands[role]["nodata"])
+        place = inputs.grid["masks"].get(role)
+        self.affine = tuple(place["affine"]) if place else (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.reader.close()
+
+    def read(self, window: Window) -> np.ndarray:
+        """uint8 (rows, cols) of the window: 1 clear, 0 masked or outside of the mask band."""
+        a, _, c, _, e, f = self.affine
+        rows = np.floor(e * (window.row + np.arange(window.rows) + 0.5) + f + NEAREST_SHIFT).astype(np.int64)
+        cols = np.floor(a * (window.col + np.arange(window.cols) + 0.5) + c + NEAREST_SHIFT).astype(np.int64)
+        height, width = self.reader.shape
+        in_rows, in_cols = (rows >= 0) & (rows < height), (cols >= 0) & (cols < width)
+        out = np.zeros((window.rows, window.cols), dtype=np.uint8)
+        if not in_rows.any() or not in_cols.any():
+            return out
+        rows, cols = rows[in_rows], cols[in_cols]
+        top, left = int(rows.min()), int(cols.min())
+        source = Window(top, left, int(rows.max()) - top + 1, int(cols.max()) - left + 1)
+        pixels, valid = self.reader.read(source)
+        good = clear(pixels, self.rule, self.nodata)
+        if valid is not None:
+            good = np.minimum(good, valid)
+        out[np.ix_(in_rows, in_cols)] = good[np.ix_(rows - top, cols - left)]
+        return out

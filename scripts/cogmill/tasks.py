@@ -1,0 +1,51 @@
+"""What the supervisor hands to the worker: one task a scene, in built-in types only."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from cogmill.ledger import new_record, read_json
+
+# A scene that killed its process this often is not tried again until its key changes.
+MAX_DEATHS = 2
+
+
+@dataclass(frozen=True)
+class Task:
+    """One scene of a batch.
+
+    `cogs` and `grid` are the paths of its records, `home` the folder of all products, `products` {name: spec} and
+    `masks` {band role: {"classes", "bits"}} as the campaign resolved them, `run` what changes no pixel (window,
+    memory, zstd level, attempts).
+    """
+
+    scene: str
+    cogs: str
+    grid: str
+    home: str
+    products: dict
+    masks: dict
+    run: dict
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.home, self.scene)
+
+    @property
+    def record(self) -> Path:
+        return self.folder / "record.json"
+
+    def product(self, name: str) -> Path:
+        return self.folder / f"{name}.tif"
+
+
+def load_record(path: Path, scene: str) -> dict:
+    """The scene's `products` record, or a new one where there is none or it cannot be read."""
+    try:
+        record = read_json(path)
+    except (OSError, json.JSONDecodeError):
+        record = new_record("products", scene)
+    record.setdefault("products", {})
+    record.setdefault("attempts", [])
+    record.setdefault("journal", {"key": None, "started": 0, "faults": 0})
+    return record
