@@ -6,12 +6,11 @@ another one died.
 """
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +18,7 @@ from pathlib import Path
 from cogmill import __version__
 from cogmill.device import Device, cpu_model
 from cogmill.errors import RetryableError, SceneError
+from cogmill.folders import is_current, scene_lock, sweep
 from cogmill.indices import parse_formula
 from cogmill.ledger import (
     end_record,
@@ -31,66 +31,6 @@ from cogmill.store import NEVER, Inputs
 from cogmill.tasks import MAX_DEATHS, Task, load_record
 
 log = logging.getLogger("cogmill")
-
-
-@contextlib.contextmanager
-def scene_lock(folder: Path, beat: Callable[[], None]) -> Iterator[bool]:
-    """Hold the scene's lock file; yields False where the file system has no locks.
-
-    A lock only saves work: two processes on one scene write the same bits under unique names.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w", encoding="ascii") as file:
-        locked = False
-        while not locked:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                locked = True
-            except BlockingIOError:
-                beat()
-                time.sleep(0.5)
-            except OSError as error:
-                log.warning("no lock on %s (%s): going on without", folder, error)
-                break
-        yield locked
-
-
-def sweep(folder: Path) -> None:
-    """Remove temporary files that killed processes left; only under the scene's lock."""
-    for path in folder.glob(".*.tmp"):
-        path.unlink(missing_ok=True)
-
-
-def is_current(entry: dict | None, path: Path, key: str) -> bool:
-    """Whether the file on disk is the product that `key` means.
-
-    Size and time of change are compared first; where only the time differs (a copied campaign), the file's
-    checksum decides and the entry takes the new time.
-    """
-    if not entry or entry["key"] != key:
-        return False
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return False
-    if found.st_size != entry["size"]:
-        return False
-    if found.st_mtime_ns != entry["mtime_ns"]:
-        if file_checksum(path) != entry["checksum"]:
-            return False
-        entry["mtime_ns"] = found.st_mtime_ns
-    return True
-
-
-def file_checksum(path: Path) -> str:
-    """xxh3-128 of a file's bytes, as hex."""
-    import xxhash
-
-    state = xxhash.xxh3_128()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 22):
-            state.update(block)
-    return state.hexdigest()
 
 
 def run_scene(task: Task, device: Device, beat: Callable[[], None]) -> str:
@@ -124,6 +64,8 @@ def _run_locked(task: Task, device: Device, beat: Callable[[], None]) -> str:
     ended = _ended_upstream(task)
     if ended:
         state, reason, message, retryable = ended
+        for name in task.products:
+            _set_aside(task, record, name)
         _save(task, end_record(record, state, reason, message, retryable), before)
         return state
     inputs = _read_inputs(task)

@@ -7,6 +7,7 @@ no rule declares: `state.json` knows which bands are written and from what, so t
 """
 
 import base64
+import copy
 import json
 import logging
 import math
@@ -220,6 +221,7 @@ class Store:
             self.state = read_json(self.state_path)
         except (FileNotFoundError, json.JSONDecodeError):
             self.state = {"bands": {}}
+        self.saved = copy.deepcopy(self.state)
 
     def make(self) -> None:
         """Store what is missing and enter every band of the scene."""
@@ -233,6 +235,12 @@ class Store:
                 f"no band of sensor '{self.scene.sensor['name']}' was found. Correct columns 'path' and 'sensor'",
                 "band_missing",
             )
+        self._save()
+
+    def _save(self) -> None:
+        if self.state != self.saved:
+            write_json(self.state_path, self.state)
+            self.saved = copy.deepcopy(self.state)
 
     @property
     def _some_will_do(self) -> bool:
@@ -342,7 +350,7 @@ class Store:
             entry["key"] = entry["band"]["key"] = keys[role]
             entry["seconds"]["total"] = (time.perf_counter() - clock) / len(bands)
         self.state["bands"] |= entries
-        write_json(self.state_path, self.state)
+        self._save()
 
     def _enter(self, role: str, radiometry: dict) -> None:
         """Put a stored band into the record, with what it cost when it was made."""

@@ -18,13 +18,13 @@ from pathlib import Path
 
 from cogmill.device import choose_device
 from cogmill.errors import CogmillError, RetryableError, SceneError
+from cogmill.folders import exit_on_sigterm
 from cogmill.ledger import end_record, ledger_line, read_json, read_ledger, write_json, write_ledger
 from cogmill.tasks import MAX_DEATHS, Task, load_record
 
 log = logging.getLogger("cogmill")
 
 PR_SET_PDEATHSIG = 1
-TERMINATED = 143  # 128 + SIGTERM, what a shell reports for a process that SIGTERM ended
 
 
 class WorkerBug(RuntimeError):
@@ -120,8 +120,7 @@ class Supervisor:
     def run(self) -> dict[str, str]:
         """{scene: done | skipped | failed | retry}."""
         queue = list(self.tasks)
-        previous = signal.signal(signal.SIGTERM, _exit_on_term)
-        try:
+        with exit_on_sigterm():
             while queue:
                 victim, how, seconds = self._run_worker(queue)
                 queue = [scene for scene in queue if scene not in self.outcomes]
@@ -133,8 +132,6 @@ class Supervisor:
                     queue.append(victim)
                 else:
                     self.outcomes[victim] = "failed"
-        finally:
-            signal.signal(signal.SIGTERM, previous)
         return self.outcomes
 
     def _run_worker(self, queue) -> tuple[str | None, str, float]:
@@ -213,17 +210,12 @@ def _stop(worker) -> None:
     worker.join()
 
 
-def _exit_on_term(signum, frame):
-    raise SystemExit(TERMINATED)
-
-
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def _work(tasks, device, pipe, parent: int) -> None:
     """Body of the worker process: run the tasks in order, telling the supervisor of each step."""
-    signal.signal(signal.SIGTERM, _exit_on_term)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor decides
     _die_with(parent)
     from cogmill.engine import run_scene
@@ -233,10 +225,11 @@ def _work(tasks, device, pipe, parent: int) -> None:
 
     scene = None
     try:
-        for task in tasks:
-            scene = task.scene
-            pipe.send(("start", scene, None))
-            pipe.send(("end", scene, run_scene(task, device, beat)))
+        with exit_on_sigterm():
+            for task in tasks:
+                scene = task.scene
+                pipe.send(("start", scene, None))
+                pipe.send(("end", scene, run_scene(task, device, beat)))
         pipe.send(("bye", None, None))
     except BrokenPipeError:
         os._exit(1)  # the supervisor is gone; nobody waits for more scenes

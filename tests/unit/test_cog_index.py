@@ -268,7 +268,14 @@ def test_tables_that_images_share_cannot_multiply_memory(tmp_path):
     start = 12 + 200 * 200
     data = bytearray(struct.pack("<2sHI", b"II", 42, 12) + b"tile")
     table = (4, tiles, start)
-    shape = {"t256": (4, 1, tiles), "t257": (3, 1, 1), "t322": (3, 1, 1), "t323": (3, 1, 1), "t324": table, "t325": table}
+    shape = {
+        "t256": (4, 1, tiles),
+        "t257": (3, 1, 1),
+        "t322": (3, 1, 1),
+        "t323": (3, 1, 1),
+        "t324": table,
+        "t325": table,
+    }
     one = simple(t254=(4, 1, 1), **shape)
     data += directory(simple(**shape), 12 + len(directory(simple(**shape))))
     for _ in range(200):

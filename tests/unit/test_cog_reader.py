@@ -84,10 +84,14 @@ def test_other_tile_sizes(tmp_path):
     assert same_bits(whole(path)[0], bands[0])
 
 
-@pytest.mark.parametrize(("dtype", "nodata"), [("int16", -5), ("float32", np.nan), ("float64", -1e300), ("uint8", None)])
+@pytest.mark.parametrize(
+    ("dtype", "nodata"), [("int16", -5), ("float32", np.nan), ("float64", -1e300), ("uint8", None)]
+)
 def test_absent_tiles_are_nodata_as_in_gdal(tmp_path, dtype, nodata):
     options = TILED | {"driver": "GTiff", "count": 1, "height": 1024, "width": 1024, "dtype": dtype, "nodata": nodata}
-    with rasterio.open(tmp_path / "a.tif", "w", SPARSE_OK=True, transform=rasterio.Affine(*PLACED.transform), **options) as d:
+    with rasterio.open(
+        tmp_path / "a.tif", "w", SPARSE_OK=True, transform=rasterio.Affine(*PLACED.transform), **options
+    ) as d:
         d.write(noise(dtype, (512, 512)), 1, window=rasterio.windows.Window(512, 0, 512, 512))
     assert (read_index(tmp_path / "a.tif").images[0].counts == 0).sum() == 3
     with rasterio.open(tmp_path / "a.tif") as dataset:
@@ -122,7 +126,9 @@ def test_gdals_deflated_masks_are_refused(tmp_path):
 
 
 def test_huge_tiles_are_refused_before_they_are_allocated(tmp_path):
-    path = write_gdal(tmp_path / "a.tif", noise("uint8", (1, 100, 100)), SPARSE_OK=True, blockxsize=8192, blockysize=4096)
+    path = write_gdal(
+        tmp_path / "a.tif", noise("uint8", (1, 100, 100)), SPARSE_OK=True, blockxsize=8192, blockysize=4096
+    )
     with pytest.raises(SceneError, match="16 MiB"):
         CogReader(path)
 
@@ -171,7 +177,9 @@ def test_a_flipped_bit_is_found_before_decoding(cog, decoded, source, threads):
     bad = path.read_bytes()[offset : offset + count]
     given_checksums = {"checksums": info.checksums.ravel()} if source == "record" else {}
     with CogReader(path, threads=threads, **given_checksums) as reader:
-        with pytest.raises(DamagedTileError, match=rf"scene\.tif: tile \(row 1, column 0\) of {count} bytes at byte {offset}"):
+        with pytest.raises(
+            DamagedTileError, match=rf"scene\.tif: tile \(row 1, column 0\) of {count} bytes at byte {offset}"
+        ):
             reader.read(Window(0, 0, 600, 1000))
         assert bad not in decoded
         reader.read(Window(0, 0, 512, 1000))  # the other tiles are as good as ever

@@ -80,7 +80,14 @@ def test_gdals_floored_overviews_are_told(tmp_path):
     write_cog(tmp_path / "a.tif", noise("uint8", (1100, 1301)))
     copy(tmp_path / "a.tif", tmp_path / "b.tif", driver="COG", compress="ZSTD", blocksize=512, predictor=2)
     assert validate_cog(tmp_path / "b.tif") == []
-    copy(tmp_path / "a.tif", tmp_path / "c.tif", driver="COG", compress="ZSTD", blocksize=512, OVERVIEWS="IGNORE_EXISTING")
+    copy(
+        tmp_path / "a.tif",
+        tmp_path / "c.tif",
+        driver="COG",
+        compress="ZSTD",
+        blocksize=512,
+        OVERVIEWS="IGNORE_EXISTING",
+    )
     assert "an overview has 550 x 650 pixels, not 550 x 651" in validate_cog(tmp_path / "c.tif")
 
 

@@ -11,7 +11,7 @@ from rasterio.transform import Affine
 from cogmill import scenemaker
 from cogmill.cog.validate import validate_cog
 from cogmill.errors import RetryableError, SceneError
-from cogmill.ledger import read_json, read_ledger
+from cogmill.ledger import read_json, read_ledger, write_json
 from cogmill.supervisor import compute_batch
 
 RUN = {"window": "auto"}
@@ -258,3 +258,14 @@ def test_moved_results_folder_still_works(made, tmp_path):
 def test_gpu_is_refused_with_words(made):
     with pytest.raises(Exception, match=r"compute\.device"):
         compute_batch(**made.batch(device="gpu"))
+
+
+def test_products_of_a_scene_that_now_fails_are_set_aside(made, tmp_path):
+    compute_batch(**made.batch())
+    old = product(made).read_bytes()
+    record = made.path("cogs", "S1")
+    write_json(record, read_json(record) | {"state": "failed", "reason": "unreadable", "message": "cut off"})
+    line = compute_batch(**made.batch())[0]
+    assert (line["state"], line["products"]) == ("failed", {})
+    assert not product(made).exists()
+    assert product(made).with_name("ndvi.stale.tif").read_bytes() == old
