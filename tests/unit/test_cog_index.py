@@ -150,6 +150,11 @@ def test_sparse_tiles(tmp_path):
         ("nan", "int16", None),
         ("inf", "int16", None),
         ("NA", "float32", None),
+        ("1_0", "int16", None),
+        ("1_0", "float32", None),
+        ("-1.7976931348623157e+308", "float32", None),
+        ("-1.7976931348623157e+308", "float64", -1.7976931348623157e308),
+        ("inf", "float32", float("inf")),
         ("", "uint8", None),
     ],
 )

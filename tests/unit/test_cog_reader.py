@@ -289,6 +289,29 @@ def test_closing_twice(cog):
 # -- files of others
 
 
+def test_checksums_that_gdal_left_behind_are_not_held_against_a_file(tmp_path):
+    pixels = np.full((600, 700), 3, np.uint16)
+    write_cog(tmp_path / "a.tif", pixels)
+    pixels = noise("uint16", (600, 700))
+    with rasterio.open(tmp_path / "a.tif", "r+", IGNORE_COG_LAYOUT_BREAK=True) as dataset:
+        dataset.write(pixels, 1)
+    assert read_index(tmp_path / "a.tif").images[0].checksums is None
+    assert same_bits(whole(tmp_path / "a.tif")[0], pixels)
+    checksums, _ = index_tiles(tmp_path / "a.tif")
+    assert same_bits(whole(tmp_path / "a.tif", checksums=checksums)[0], pixels)
+
+
+def test_overviews_of_any_kind_do_not_keep_the_full_resolution_from_being_read(tmp_path):
+    path = write_gdal(tmp_path / "a.tif", noise("uint8", (1, 1100, 1300)), predictor=2)
+    with rasterio.Env(COMPRESS_OVERVIEW="DEFLATE"), rasterio.open(path, "r+") as dataset:
+        dataset.build_overviews([2], rasterio.enums.Resampling.nearest)
+    index_tiles(path)
+    with CogReader(path) as reader, rasterio.open(path) as dataset:
+        assert same_bits(reader.read(Window(0, 0, 1100, 1300))[0], dataset.read(1))
+        with pytest.raises(SceneError, match="compression is 8"):
+            reader.read(Window(0, 0, 5, 5), level=1)
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_index_tiles(tmp_path, threads):
     bands = np.stack([noise("float32", (600, 1100), seed) for seed in range(2)])

@@ -54,13 +54,11 @@ def test_ghost_area(cog):
 
 def test_a_file_that_gdal_changed(cog):
     """Writing through GDAL breaks the layout; the check says so."""
-    with rasterio.Env(CPL_LOG_ERRORS=False, IGNORE_COG_LAYOUT_BREAK=True):
-        with rasterio.open(cog, "r+", IGNORE_COG_LAYOUT_BREAK=True) as dataset:
-            dataset.write(noise("uint16", (1100, 1300), 5), 1)
+    with rasterio.open(cog, "r+", IGNORE_COG_LAYOUT_BREAK=True) as dataset:
+        dataset.write(noise("uint16", (1100, 1300), 5), 1)
     problems = validate_cog(cog)
     assert any("KNOWN_INCOMPATIBLE_EDITION" in problem for problem in problems)
     assert any("order" in problem for problem in problems)
-    assert any("checksum" in problem for problem in problems)
 
 
 def test_sidecars(cog):
@@ -114,3 +112,12 @@ def test_images_out_of_order(cog):
     cog.write_bytes(data)
     problems = validate_cog(cog)
     assert any("row-major order" in problem for problem in problems)
+
+
+def test_image_tiles_without_their_mask_tiles(cog):
+    data = bytearray(cog.read_bytes())
+    counts = read_index(cog).masks[0].counts.astype("<u4").tobytes()
+    at = data.index(counts)
+    data[at : at + 4] = bytes(4)
+    cog.write_bytes(data)
+    assert validate_cog(cog) == ["image of 1100 x 1300 pixels: some of its tiles have no mask tile behind them"]

@@ -164,10 +164,7 @@ def _template(header: Header, dtype: str) -> bytes:
     tags = {str(key): str(value) for key, value in sorted(header.tags.items()) if key != "AREA_OR_POINT"}
     profile = {"driver": "GTiff", "width": 1, "height": 1, "count": 1, "dtype": dtype, "ENDIANNESS": "LITTLE"}
     # PAM would hide in a sidecar what GeoTIFF cannot hold; without it the check of the written file finds it
-    with (
-        rasterio.Env(GDAL_PAM_ENABLED=False, GTIFF_WRITE_IMAGE_DESCRIPTION_IN_TAG=True),
-        MemoryFile() as memory,
-    ):
+    with rasterio.Env(GDAL_PAM_ENABLED=False), MemoryFile() as memory:
         with open_raster(memory.name, "w", **profile) as dataset:
             if header.colormap:
                 dataset.write_colormap(1, header.colormap)
@@ -223,7 +220,8 @@ def lost(header: Header, tags: dict, path) -> list[str]:
         compare(what, *numbers, np.array_equal(*numbers, equal_nan=True))
     for what in ("unit", "description"):
         texts = [getattr(side, what) or "" for side in (found, wanted)]
-        compare(what, *texts, _same_text(*texts))
+        # where no unit was given, GDAL takes the one of a vertical CRS
+        compare(what, *texts, not texts[1] or _same_text(*texts))
     for what, got, want in (
         ("tag", found.tags, wanted.tags),
         ("band tag", found.band_tags, wanted.band_tags),

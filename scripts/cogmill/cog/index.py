@@ -4,6 +4,7 @@ TIFF 6.0 and BigTIFF, both byte orders. Every number of the file is held against
 used, so that a damaged or hostile file is an error and never a crash, an endless loop or a huge allocation.
 """
 
+import math
 import os
 import re
 from collections.abc import Callable
@@ -75,6 +76,11 @@ class TiffStructure:
         self.header_size = 16 if self.big else 8
         first = self._integer(head, 8, 8) if self.big else self._integer(head, 4, 4)
         self.directories = self._walk(first)
+        # GDAL's structural metadata behind the header, {} where there is none
+        self.ghost = self._read_ghost()
+        # GDAL notes there when it changes a file that had the layout
+        kept = self.ghost.get("KNOWN_INCOMPATIBLE_EDITION", "NO") == "NO"
+        self.layout_cog = self.ghost.get("LAYOUT") == "IFDS_BEFORE_DATA" and kept
         self._unclaimed = size
 
     def claim(self, size: int) -> None:
@@ -160,8 +166,7 @@ class TiffStructure:
         first = Directory(directory.offset, {tag: Entry(entry.kind, 1, entry.offset)})
         return int(self.values(first, tag)[0])
 
-    def ghost(self) -> dict[str, str]:
-        """GDAL's structural metadata behind the header, {} where there is none."""
+    def _read_ghost(self) -> dict[str, str]:
         data = self._read(self.header_size, min(GHOST_BYTES, self.size - self.header_size))
         found = re.match(re.escape(GHOST_START) + rb"(\d{6}) bytes\n", data)
         if not found:
@@ -189,7 +194,7 @@ class ImageIndex:
     offsets, counts : ndarray of uint64 (tile rows, tile cols)
         Count 0: the tile is absent and reads as `fill`.
     checksums : ndarray of uint64 (tile rows, tile cols) or None
-        xxh3-64 of the compressed tiles, where the file holds them.
+        xxh3-64 of the compressed tiles, where the file holds them and GDAL did not change it since.
     kind : {"image", "mask"}
     fill : int, float or None
         Value of absent tiles; None where the file's nodata text is no value of `dtype`.
@@ -268,17 +273,15 @@ def _index(tiff: TiffStructure, band: int) -> CogIndex:
         elif reduced:
             images.append(_image(tiff, directory, band, "image", main))
     images[1:] = sorted(images[1:], key=lambda image: -image.shape[0] * image.shape[1])
-    ghost = tiff.ghost()
-    layout = ghost.get("LAYOUT") == "IFDS_BEFORE_DATA" and ghost.get("KNOWN_INCOMPATIBLE_EDITION", "NO") == "NO"
     by_shape = {mask.shape: mask for mask in reversed(masks)}
     return CogIndex(
         path=tiff.name,
         size=tiff.size,
         big=tiff.big,
-        layout_cog=layout,
+        layout_cog=tiff.layout_cog,
         images=tuple(images),
         masks=tuple(by_shape.get(image.shape) for image in images),
-        ghost=ghost,
+        ghost=tiff.ghost,
         tags=_short_tags(tiff, first),
     )
 
@@ -367,6 +370,8 @@ def _places(tiff: TiffStructure, directory: Directory, tiled: bool, grid, planes
 
 def _checksums(tiff: TiffStructure, directory: Directory, grid, planes: int) -> np.ndarray | None:
     entry = directory.entries.get(TILE_CHECKSUMS)
+    if not tiff.layout_cog:
+        return None  # whoever changed the file left the checksums as they were
     if entry is None or planes != 1 or entry.kind != 1 or entry.count != 8 * grid[0] * grid[1]:
         return None  # not the tag that our writer writes
     return np.frombuffer(tiff.raw(directory, TILE_CHECKSUMS), dtype="<u8").astype(np.uint64).reshape(grid)
@@ -383,11 +388,14 @@ def _fill(tiff: TiffStructure, directory: Directory, dtype: str | None) -> int |
 def parse_nodata(text: str, dtype: str) -> int | float | None:
     """GDAL's nodata text as a number of `dtype`; None where it is not one."""
     text = text.strip()
+    if "_" in text:  # a number for Python alone
+        return None
     if np.dtype(dtype).kind == "f":
         try:
-            return float(text)
+            value = float(text)
         except ValueError:
             return None
+        return None if float(np.finfo(dtype).max) < abs(value) < math.inf else value
     try:
         value = int(text)
     except ValueError:

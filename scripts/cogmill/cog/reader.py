@@ -96,10 +96,7 @@ class CogReader:
     def __init__(self, path, band: int = 1, checksums=None, mask_checksums=None, threads: int = 1):
         self.path = Path(path)
         self.index = read_index(path, band)
-        for image in (*self.index.images, *self.index.masks):
-            reason = image and why_not_readable(image)
-            if reason:
-                raise SceneError(f"{path}: {reason}; cogmill's tile reader cannot read it", "not_conforming")
+        self._require_readable(0)
         image, mask = self.index.images[0], self.index.masks[0]
         self.shape, self.grid_shape = image.shape, image.counts.shape
         self.dtype = np.dtype(image.dtype)
@@ -113,6 +110,13 @@ class CogReader:
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
         with reading(path):
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _require_readable(self, level: int) -> None:
+        # level by level: overviews that others made may be of any kind, and are seldom wanted
+        for image in (self.index.images[level], self.index.masks[level]):
+            reason = image and why_not_readable(image)
+            if reason:
+                raise SceneError(f"{self.path}: {reason}; cogmill's tile reader cannot read it", "not_conforming")
 
     def __enter__(self) -> "CogReader":
         return self
@@ -149,6 +153,8 @@ class CogReader:
         DamagedTileError
             A tile differs from its checksum, twice, or cannot be decoded.
         """
+        if level:
+            self._require_readable(level)
         image, mask = self.index.images[level], self.index.masks[level]
         rows, cols = image.shape
         if window.row + window.rows > rows or window.col + window.cols > cols:
@@ -248,7 +254,10 @@ class CogReader:
         if checksums is not None:
             found, wanted = cpu.tile_checksum(data), int(checksums[tile.row, tile.col])
             if found != wanted:
-                raise DamagedTileError(f"its checksum is {found:016x}, recorded was {wanted:016x}")
+                raise DamagedTileError(
+                    f"its checksum is {found:016x}, recorded was {wanted:016x} (if another program changed the file on "
+                    "purpose, copy it with gdal_translate)"
+                )
         return decode(tile.image, data)
 
     def digest_tiles(self) -> tuple[np.ndarray, np.ndarray]:

@@ -41,7 +41,7 @@ def validate_cog(path) -> list[str]:
     except SceneError as error:
         return [str(error)]
     problems = [problem for image in _parts(index) for problem in _image_problems(image)]
-    problems += _ghost_problems(index) + _overview_problems(index) + _order_problems(index)
+    problems += _ghost_problems(index) + _overview_problems(index) + _mask_problems(index) + _order_problems(index)
     problems += [f"it has a sidecar: {path}{end}" for end in SIDECARS if Path(f"{path}{end}").exists()]
     with reading(path):
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -96,8 +96,19 @@ def _overview_problems(index: CogIndex) -> list[str]:
             break
     if max(index.images[-1].shape) > TILE:
         problems.append(f"its smallest image of {index.images[-1].shape} pixels does not fit one tile: overviews lack")
+    return problems
+
+
+def _mask_problems(index: CogIndex) -> list[str]:
+    problems = []
     if any((mask is None) != (index.masks[0] is None) for mask in index.masks):
         problems.append("some of its images have a mask and some have not")
+    for image, mask in zip(index.images, index.masks, strict=True):
+        # the ghost area promises a mask tile behind each image tile, and GDAL reads what it finds there
+        if mask is None:
+            continue
+        if mask.counts.shape != image.counts.shape or ((image.counts > 0) & (mask.counts == 0)).any():
+            problems.append(f"{_name(image)}: some of its tiles have no mask tile behind them")
     return problems
 
 
@@ -106,7 +117,8 @@ def _order_problems(index: CogIndex) -> list[str]:
     directories = [image.directory for image in _parts(index)]
     starts = []
     for image, mask in zip(reversed(index.images), reversed(index.masks), strict=True):
-        pair = [image] if mask is None else [image, mask]
+        # a mask in other tiles is named elsewhere
+        pair = [image] if mask is None or mask.counts.shape != image.counts.shape else [image, mask]
         starts.append(np.stack([part.offsets.ravel() * (part.counts.ravel() > 0) for part in pair], axis=1).ravel())
     tiles = np.concatenate(starts)
     tiles = tiles[tiles > 0]

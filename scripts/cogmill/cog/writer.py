@@ -435,6 +435,8 @@ class CogWriter:
     def _finish(self, tags: dict) -> CogInfo:
         digests = [cpu.pixel_digest(np.stack([p.digests for p in level.planes])) for level in self._levels]
         tags = tags | {DIGEST_TAG: ",".join(digests)}
+        if self.layer.mask:
+            self._complete_masks()
         levels = self._images(tags)
         layout = layouts.lay_out(levels)
         temporary = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}.tmp")
@@ -465,6 +467,22 @@ class CogWriter:
             mask_checksums=full[1].checksums if self.layer.mask else None,
             seconds={stage: round(value, 6) for stage, value in self.seconds.items()},
         )
+
+    def _complete_masks(self) -> None:
+        """Give each image tile a mask tile, also where nothing is valid.
+
+        GDAL, over the network, takes whatever lies behind an image tile for its mask once the ghost area promises one
+        there; an absent mask tile makes it read another tile's.
+        """
+        data = cpu.compress(np.zeros((TILE, TILE // 8), dtype=np.uint8), self.layer.level)
+        with writing(self.path):
+            position = self._spool.append(data)
+        for level in self._levels:
+            image, mask = level.planes
+            lacking = (image.sizes > 0) & (mask.sizes == 0)
+            mask.positions[lacking] = position
+            mask.sizes[lacking] = len(data)
+            mask.checksums[lacking] = cpu.tile_checksum(data)
 
     @contextlib.contextmanager
     def _timed(self, stage: str):
