@@ -16,14 +16,15 @@ NDVI = "(nir - red) / (nir + red)"
 
 
 def write_raster(path, bands, *, crs="EPSG:32631", transform=ORIGIN, nodata=None, mask=None, **options) -> Path:
-    """Write a GeoTIFF of `bands` (a list of (rows, cols) arrays of one dtype)."""
+    """Write `bands` (a list of (rows, cols) arrays of one dtype), as a GeoTIFF unless `options` name a driver."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     rows, cols = bands[0].shape
     profile = {"driver": "GTiff", "width": cols, "height": rows, "count": len(bands), "dtype": bands[0].dtype}
+    profile |= {"crs": crs, "transform": transform, "nodata": nodata} | options
     with (
         rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True),
-        rasterio.open(path, "w", **profile, crs=crs, transform=transform, nodata=nodata, **options) as file,
+        rasterio.open(path, "w", **profile) as file,
     ):
         for number, band in enumerate(bands, 1):
             file.write(band, number)
@@ -97,5 +98,5 @@ def prepare(folder: Path, rows: list[dict], products=None, **keys) -> Made:
     made = Made(campaign, folder / "results")
     for scene in campaign.scenes:
         to_cog(scene=scene, record=made.path("cogs", scene), threads=2, **campaign.ingest_params(scene))
-        make_control_grid(made.path("cogs", scene), campaign.grid_params(), made.path("grids", scene))
+        make_control_grid(made.path("cogs", scene), campaign.grid_params(scene), made.path("grids", scene))
     return made

@@ -2,11 +2,13 @@
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha1
 
 from cogmill.config import Config, read_config
-from cogmill.scenes import Scene, read_sheet
+from cogmill.ledger import ingest_key
+from cogmill.scenes import Scene, is_local, read_sheet
 from cogmill.schema import Spot
 from cogmill.sensors import Sensor, Sensors
 from cogmill.yamlfiles import Problems, nearest
@@ -38,7 +40,13 @@ class Campaign:
     stored: dict[str, list[str]]
 
     @classmethod
-    def from_config(cls, doc: dict, sources=(), check_files: bool = True) -> "Campaign":
+    def from_config(
+        cls,
+        doc: dict,
+        sources=(),
+        check_files: bool = True,
+        stored: Callable[[str, str | None], bool] = lambda scene, key: False,
+    ) -> "Campaign":
         """Check config, sheet and sensors together.
 
         Parameters
@@ -49,6 +57,9 @@ class Campaign:
             The files that it comes from, the one that wins last.
         check_files : bool
             Whether local files that the sheet names must be there.
+        stored : function of a scene id and a key
+            Whether the COG store has the scene's record with this `ingest_key` (None: with any); its files may be
+            gone then. Asked only of scenes that lack a file.
 
         Raises
         ------
@@ -60,7 +71,7 @@ class Campaign:
         scenes: tuple[Scene, ...] = ()
         if config and config.sheet and config.sensors:
             sensors = Sensors(config.sensors, problems)
-            scenes = _read_scenes(config, spot, sensors, problems, check_files)
+            scenes = _read_scenes(config, spot, sensors, problems, check_files, stored)
             _check_bands(config, spot, scenes, sensors)
         problems.stop()
         ids = {scene.scene: scene for scene in scenes}
@@ -74,25 +85,32 @@ class Campaign:
 
     def ingest_params(self, scene: str) -> dict:
         """What `cogmill.ingest.to_cog` is given besides paths and threads."""
-        line, cog = self.scenes[scene], self.config.cog
-        return {
-            "row": line.to_json(),
-            "sensor": line.sensor.params,
-            "bands": self.needed_bands(scene),
-            "cog": {"bands": cog.bands, "overviews": cog.overviews, "zstd_level": cog.zstd_level},
-            "max_attempts": self.config.max_attempts,
-        }
+        return _store_params(self.config, self.scenes[scene]) | {"max_attempts": self.config.max_attempts}
 
-    def source_files(self, scene: str) -> list[str]:
-        """Local files of a scene that are there: what Snakemake watches for changes."""
-        line = self.scenes[scene]
-        paths = [path for role in self.needed_bands(scene) for path in line.files_of(role)]
-        return [path for path in dict.fromkeys([*paths, line.mask]) if path and os.path.exists(path)]
+    def source_files(self, scene: str, with_lost: bool = False) -> list[str]:
+        """Local files of a scene that are there: what Snakemake watches for changes.
 
-    def grid_params(self) -> dict:
+        `with_lost` adds a name for each needed file that is not there. Snakemake leaves a record alone whose inputs
+        are lost, while one with fewer inputs than before would be made again.
+        """
+        line, required = self.scenes[scene], _needed_roles(self.config)
+        choices = {role: line.files_of(role) for role in self.needed_bands(scene)}
+        if line.mask:
+            choices["mask"] = [line.mask]
+            required |= {"mask"}
+        paths = []
+        for role, choice in choices.items():
+            there = [path for path in choice if os.path.exists(path)]
+            lost = with_lost and not there and role in required and is_local(choice[0])
+            paths += choice[:1] if lost else there
+        return list(dict.fromkeys(paths))
+
+    def grid_params(self, scene: str) -> dict:
         """What `cogmill.warpgrid.make_control_grid` is given: the target, and the bands that must share a grid."""
         names = {name for product in self.config.products.values() for name in product.formula.names}
-        return {"crs": self.config.grid.crs, "bands": sorted(names), "masks": sorted(self.config.masks)}
+        # a new mask must not place the scenes anew that have no band for it
+        masks = set(self.config.masks) & set(self.scenes[scene].sensor.bands)
+        return {"crs": self.config.grid.crs, "bands": sorted(names), "masks": sorted(masks)}
 
     def compute_params(self, scenes: list[str], product: str | None = None) -> dict:
         """What decides the pixels of some scenes: {"products": {name: fields}, "masks": {band: rule}}."""
@@ -152,6 +170,17 @@ def cut_batches(scenes, size: int) -> dict[str, list[str]]:
     return batches
 
 
+def _store_params(config: Config, scene: Scene) -> dict:
+    """What decides a scene's COG store: what `ingest_key` takes."""
+    cog = config.cog
+    return {
+        "row": scene.to_json(),
+        "sensor": scene.sensor.params,
+        "bands": _stored_bands(config, scene.sensor),
+        "cog": {"bands": cog.bands, "overviews": cog.overviews, "zstd_level": cog.zstd_level},
+    }
+
+
 def _stored_bands(config: Config, sensor: Sensor) -> list[str]:
     needed = _needed_roles(config)
     return [role for role in sensor.bands if config.cog.bands == "all" or role in needed]
@@ -163,7 +192,7 @@ def _needed_roles(config: Config) -> set[str]:
     return names | set(config.masks or {})
 
 
-def _read_scenes(config: Config, spot: Spot, sensors: Sensors, problems: Problems, check_files: bool):
+def _read_scenes(config: Config, spot: Spot, sensors: Sensors, problems: Problems, check_files: bool, stored):
     def needed(sensor: Sensor) -> list[str]:
         roles = _needed_roles(config)
         return [role for role in sensor.bands if role in roles]
@@ -172,7 +201,12 @@ def _read_scenes(config: Config, spot: Spot, sensors: Sensors, problems: Problem
         where = spot.child("sheet") if "sheet" in spot.value else spot
         where.problem(f"the sample sheet {config.sheet} is not found (seen from {os.getcwd()})")
         return ()
-    return read_sheet(config.sheet, sensors, problems, needed if check_files else None)
+    whole = not problems  # of a config with mistakes, nobody knows what it asks for
+
+    def has_record(scene: Scene) -> bool:
+        return stored(scene.scene, ingest_key(**_store_params(config, scene)) if whole else None)
+
+    return read_sheet(config.sheet, sensors, problems, needed if check_files else None, has_record)
 
 
 def _check_bands(config: Config, spot: Spot, scenes: tuple[Scene, ...], sensors: Sensors) -> None:

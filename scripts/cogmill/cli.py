@@ -10,7 +10,7 @@ from cogmill import __version__
 from cogmill.campaign import Campaign
 from cogmill.errors import CogmillError, ConfigError
 from cogmill.log import start_log
-from cogmill.status import KINDS, forget, ledger_path, record_path, scene_state
+from cogmill.status import KINDS, forget, is_stored, ledger_path, record_path, scene_state
 from cogmill.yamlfiles import Problems, YamlFiles, read_text
 
 DEFAULT_CONFIG = "config/config.yaml"
@@ -32,8 +32,13 @@ class Job:
 
     def __init__(self, args):
         doc, sources = read_config(args.config)
-        self.campaign = Campaign.from_config(doc, sources, check_files=args.command == "check")
-        self.results = Path(args.results or (doc.get("pathvars") or {}).get("results", "results"))
+        pathvars = doc.get("pathvars")
+        found = pathvars.get("results") if isinstance(pathvars, dict) else None
+        self.results = Path(args.results or str(found or "results"))
+        self.campaign = Campaign.from_config(doc, sources, args.command == "check", self.has_cogs)
+
+    def has_cogs(self, scene: str, key: str | None) -> bool:
+        return is_stored(record_path(self.results, "cogs", scene), key)
 
     @property
     def home(self) -> str:
@@ -114,7 +119,7 @@ def warp_grid(args, job: Job) -> None:
 
     scene = job.scene(args.scene)
     (cogs,), (grid,) = job.records("cogs", [scene]), job.records("grids", [scene])
-    make_control_grid(cogs_record=cogs, params=job.campaign.grid_params(), out_record=grid)
+    make_control_grid(cogs_record=cogs, params=job.campaign.grid_params(scene), out_record=grid)
 
 
 def compute(args, job: Job) -> None:

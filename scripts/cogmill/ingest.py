@@ -24,7 +24,16 @@ from cogmill.cog.writer import CogInfo, CogWriter, Layer
 from cogmill.errors import RetryableError, SceneError
 from cogmill.folders import exit_on_sigterm, is_current, scene_lock, sweep
 from cogmill.grids import TILE, windows
-from cogmill.ledger import PHASE_VERSION, digest, encode_number, end_record, new_record, read_json, write_json
+from cogmill.ledger import (
+    PHASE_VERSION,
+    digest,
+    encode_number,
+    end_record,
+    ingest_key,
+    new_record,
+    read_json,
+    write_json,
+)
 from cogmill.radiometry import Claims, decide_radiometry
 from cogmill.sources import (
     SceneFiles,
@@ -114,7 +123,7 @@ class Job:
 
     @property
     def key(self) -> str:
-        return digest([self.scene.row, self.scene.sensor, self.roles, self.cog])
+        return ingest_key(self.scene.row, self.scene.sensor, self.roles, self.cog)
 
     def path(self, role: str) -> Path:
         return self.folder / f"{role}.tif"
@@ -166,6 +175,7 @@ def _attempt(job: Job) -> dict:
     name = job.scene.name
     journal = Journal(job)
     record = new_record("cogs", name) | {
+        "key": job.key,
         "sensor": job.scene.sensor["name"],
         "sources": [],
         "bands": {},
@@ -491,6 +501,7 @@ class Store:
             "transform": header.transform and list(header.transform),
             "crs": header.crs,
             "gcps": header.gcps and [list(point) for point in header.gcps],
+            "rpcs": header.rpcs and dict(header.rpcs),
             "nodata": encode_number(band.nodata),
             "nodata_from": band.nodata_from,
             "kind": band.kind,

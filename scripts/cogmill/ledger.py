@@ -84,6 +84,11 @@ def end_record(record: dict, state: str, reason=None, message=None, retryable=Fa
     return record
 
 
+def ingest_key(row: dict, sensor: dict, bands: list[str], cog: dict) -> str:
+    """Key of a scene's COG store: what `to_cog` was asked for, not what it found."""
+    return digest([row, sensor, list(bands), cog, PHASE_VERSION["ingest"]])
+
+
 def band_identity(band: dict) -> dict:
     """What of a stored band decides a product's pixels: its content and how it is read, not where it lies."""
     return {
@@ -124,7 +129,7 @@ def product_key(product: dict, names: list[str], bands: dict, masks: dict, grid:
                 role: {"rule": rule, "band": band_identity(bands[role]), "place": grid["masks"].get(role)}
                 for role, rule in masks.items()
             },
-            "grid": [grid["grid"], grid["operation"], grid.get("gcps")],
+            "grid": [grid["grid"], grid["operation"], grid["gcps"], grid["rpcs"]],
             "phases": PHASE_VERSION,
         }
     )

@@ -159,11 +159,12 @@ class SceneMaker:
             kind=spec["kind"],
             level=run["zstd_level"],
         )
-        gcps = self.inputs.grid.get("gcps")
+        gcps = self.inputs.grid["gcps"]
         header = Header(
             crs=self.grid.crs,
             transform=self.grid.transform,
             gcps=tuple(tuple(point) for point in gcps) if gcps else None,
+            rpcs=self.inputs.grid["rpcs"],
             scale=spec["scale"],
             offset=spec["offset"],
             unit=spec["unit"] or "",

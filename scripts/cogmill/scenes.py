@@ -106,6 +106,7 @@ def read_sheet(
     sensors: Sensors,
     problems: Problems,
     needed: Callable[[Sensor], list[str]] | None = None,
+    stored: Callable[[Scene], bool] = lambda scene: False,
 ) -> tuple[Scene, ...]:
     """Scenes of a sample sheet, in its order; mistakes are noted as `sheet.csv:line:column number`.
 
@@ -119,6 +120,8 @@ def read_sheet(
     problems : Problems
     needed : function of a Sensor, optional
         Bands whose local files must be there. Without it no file is looked for.
+    stored : function of a Scene, optional
+        Whether the scene's bands are stored already, as its line asks, so that its files may be gone.
 
     Returns
     -------
@@ -131,7 +134,7 @@ def read_sheet(
         return ()
     scenes: dict[str, Scene] = {}
     lines: dict[str, int] = {}
-    reader = _LineReader(rows, sensors, problems, needed)
+    reader = _LineReader(rows, sensors, problems, needed, stored)
     found = False
     for line, cells in rows:
         found = True
@@ -196,8 +199,9 @@ class _Rows:
 class _LineReader:
     """Checks the cells of one line after the other and makes scenes of them."""
 
-    def __init__(self, rows: _Rows, sensors: Sensors, problems: Problems, needed):
-        self.path, self.header, self.problems, self.needed = rows.path, rows.header, problems, needed
+    def __init__(self, rows: _Rows, sensors: Sensors, problems: Problems, needed, stored):
+        self.path, self.header, self.problems = rows.path, rows.header, problems
+        self.needed, self.stored = needed, stored
         self.sensors = sensors
         self.patterns = {name: re.compile(COLUMNS[name].pattern) for name in rows.header}
         self.roles: dict[str, list[str]] = {}
@@ -275,14 +279,18 @@ class _LineReader:
         sensor = scene.sensor
         if sensor.name not in self.roles:
             self.roles[sensor.name] = self.needed(sensor)
+        wrong = {}
         if BAND in scene.path:
-            wrong = [text for role in self.roles[sensor.name] if (text := _band_mistake(scene, role))]
-            if wrong:
-                self._problem(scene.line, "path", f"{'; '.join(wrong)}{_start(scene.path)}")
+            bands = [text for role in self.roles[sensor.name] if (text := _band_mistake(scene, role))]
+            if bands:
+                wrong["path"] = f"{'; '.join(bands)}{_start(scene.path)}"
         elif not _is_there(scene.path):
-            self._problem(scene.line, "path", f"{scene.path} not found{_start(scene.path)}{_braces(scene.path)}")
+            wrong["path"] = f"{scene.path} not found{_start(scene.path)}{_braces(scene.path)}"
         if scene.mask and not _is_there(scene.mask):
-            self._problem(scene.line, "mask", f"{scene.mask} not found{_start(scene.mask)}")
+            wrong["mask"] = f"{scene.mask} not found{_start(scene.mask)}"
+        if wrong and not self.stored(scene):
+            for column, text in wrong.items():
+                self._problem(scene.line, column, text)
 
 
 _WANTED = {

@@ -36,6 +36,9 @@ NO_MEMORY = re.compile(r"out of memory|cannot allocate|memory allocation", re.IG
 # JPEG decoders report damage as a warning and go on with grey pixels
 DAMAGE = re.compile(r"corrupt|premature|truncat|bad huffman|invalid jpeg|unsupported marker", re.IGNORECASE)
 
+# why a band has a mask instead of its nodata value
+INEXACT_NODATA = "file, as a number of 64 bits that GDAL's mask alone tells exactly"
+
 # Tags of a data set that describe the old file or its other bands, not the scene
 OLD_FILE_TAG = re.compile(
     r"^(AREA_OR_POINT|NODATA_VALUES|OVR_RESAMPLING_ALG|COGMILL_\w+|TIFFTAG_M(IN|AX)SAMPLEVALUE"
@@ -134,10 +137,13 @@ class SceneFiles:
     def error(self, message: str, reason: str) -> SceneError:
         return SceneError(f"scene '{self.name}': {message}", reason)
 
-    def number(self, column: str) -> float | None:
+    def number(self, column: str) -> float | int | None:
         """Value of a numeric column of the sheet, None where it is empty."""
         value = self.row.get(column)
-        return None if value is None or value == "" else float(value)
+        if value is None or value == "":
+            return None
+        # nodata of 64 bits would not survive as a float
+        return value if isinstance(value, int) else float(value)
 
     def band(self, role: str) -> dict:
         if role not in self.bands:
@@ -496,6 +502,7 @@ def describe_band(scene: SceneFiles, path: str, dataset, role: str, number: int,
         )
     flags = dataset.mask_flag_enums[number - 1]
     nodata, nodata_from = _decide_nodata(scene, path, dataset, role, number, kind)
+    by_mask = MaskFlags.nodata not in flags or MaskFlags.per_dataset in flags or nodata_from == INEXACT_NODATA
     with scene.gdal(path, "read"):
         header = read_header(dataset, number)
     return SourceBand(
@@ -505,7 +512,7 @@ def describe_band(scene: SceneFiles, path: str, dataset, role: str, number: int,
         dtype=dtype,
         nodata=nodata,
         nodata_from=nodata_from,
-        masked=MaskFlags.all_valid not in flags and (MaskFlags.nodata not in flags or MaskFlags.per_dataset in flags),
+        masked=MaskFlags.all_valid not in flags and by_mask,
         shared_mask=MaskFlags.per_dataset in flags,
         header=replace(
             header,
@@ -537,6 +544,8 @@ def _decide_nodata(
             )
         return usable, "sheet"
     declared = dataset.nodatavals[number - 1]
+    if _is_inexact(declared, dtype, dataset.mask_flag_enums[number - 1]):
+        return None, INEXACT_NODATA
     if declared is not None:
         usable = nodata_in(declared, dtype)
         if usable is None:
@@ -548,6 +557,14 @@ def _decide_nodata(
         if usable is not None:
             return usable, f"sensor '{scene.sensor['name']}'"
     return None, "nobody"
+
+
+def _is_inexact(declared: float | None, dtype: str, flags: list[MaskFlags]) -> bool:
+    """Whether rasterio's float cannot say which 64-bit number is nodata; None is what it says of the largest ones."""
+    if dtype not in ("int64", "uint64") or MaskFlags.nodata not in flags:
+        return False
+    # the lowest number is a power of two, and the one that people choose
+    return declared is None or (abs(declared) >= 2**53 and declared != np.iinfo("int64").min)
 
 
 def nodata_in(value: float | int, dtype: str) -> float | int | None:

@@ -36,6 +36,14 @@ def ledger_path(results: str | Path, batch: str) -> Path:
     return Path(results, "ledger", f"{batch}.jsonl")
 
 
+def is_stored(record: str | Path, key: str | None) -> bool:
+    """Whether a scene's `cogs` record is there and was made as `key` (`ledger.ingest_key`) asks; None asks for any."""
+    try:
+        return key in (None, read_json(record).get("key"))
+    except (FileNotFoundError, ValueError):
+        return False
+
+
 def scene_state(results: str | Path, scene: str) -> SceneState:
     """State of a scene by its records: the first that is not done decides, else the products' record."""
     for kind in KINDS:
@@ -52,8 +60,8 @@ def scene_state(results: str | Path, scene: str) -> SceneState:
     return SceneState(scene, state, kind, record["reason"], record["message"], record["retryable"])
 
 
-def broken_scenes(ledger: str | Path, home: str | Path) -> list[str]:
-    """Scenes that a ledger calls done, but of which a product or the record is gone or a product has another size.
+def broken_scenes(ledger: str | Path, home: str | Path, scenes: Iterable[str]) -> list[str]:
+    """Scenes that a ledger calls done, but whose record or product is gone, or a product is not as it was left.
 
     Parameters
     ----------
@@ -61,28 +69,47 @@ def broken_scenes(ledger: str | Path, home: str | Path) -> list[str]:
         A ledger that is not there promises nothing: its batch is still to be computed.
     home : path
         Folder of all products.
+    scenes : iterable of str
+        Scenes to look at: those that the ledger's batch has now.
     """
     try:
+        written = os.stat(ledger).st_mtime_ns
         lines = read_ledger(ledger)
     except FileNotFoundError:
         return []
     except json.JSONDecodeError as error:
         raise CogmillError(f"{ledger} is not a ledger of cogmill ({error}): delete it and run again") from error
-    return [line["scene"] for line in lines if line["state"] == "done" and not _is_there(line, home)]
+    wanted = set(scenes)
+    done = (line for line in lines if line["state"] == "done" and line["scene"] in wanted)
+    return [line["scene"] for line in done if not _is_there(line, home, written)]
 
 
-def _is_there(line: dict, home: str | Path) -> bool:
+def _is_there(line: dict, home: str | Path, written: int) -> bool:
     # strings, not Path: a campaign of 10,000 scenes asks this 30,000 times at each start
     folder = os.path.join(home, line["scene"])
-    sizes = {"record.json": None} | {entry["file"]: entry["size"] for entry in line["products"].values()}
-    for name, size in sizes.items():
-        try:
-            found = os.stat(os.path.join(folder, name)).st_size
-        except FileNotFoundError:
-            return False
-        if size not in (None, found):
-            return False
-    return True
+    record = os.path.join(folder, "record.json")
+    late = {}
+    try:
+        os.stat(record)
+        for name, entry in line["products"].items():
+            found = os.stat(os.path.join(folder, entry["file"]))
+            if found.st_size != entry["size"]:
+                return False
+            # not the time of change of the bytes: a file moved here, or copied with its times, may have an old one
+            if found.st_ctime_ns > written:
+                late[name] = found.st_mtime_ns
+    except FileNotFoundError:
+        return False
+    return not late or _is_recorded(record, late)
+
+
+def _is_recorded(record: str, late: dict[str, int]) -> bool:
+    """Whether products that came after their ledger are the record's: remade by `repair` or by name, or moved here."""
+    try:
+        products = read_json(record)["products"]
+        return all(products[name]["mtime_ns"] == mtime_ns for name, mtime_ns in late.items())
+    except (FileNotFoundError, ValueError, KeyError):
+        return False
 
 
 def forget(results: str | Path, scene: str, batch: str, kinds: Iterable[str] = KINDS) -> list[Path]:

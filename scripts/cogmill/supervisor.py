@@ -218,13 +218,14 @@ def _work(tasks, device, pipe, parent: int) -> None:
     """Body of the worker process: run the tasks in order, telling the supervisor of each step."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor decides
     _die_with(parent)
-    from cogmill.engine import run_scene
 
     def beat():
         pipe.send(("beat", None, None))
 
-    scene = None
+    scene = tasks[0].scene
     try:
+        from cogmill.engine import run_scene  # here, so that what goes wrong in it is a bug, not a death of the worker
+
         with exit_on_sigterm():
             for task in tasks:
                 scene = task.scene

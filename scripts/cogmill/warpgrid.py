@@ -73,6 +73,7 @@ def _place(cogs: dict, params: dict) -> dict:
     return {
         "grid": GridSpec(target["crs"], _affine(target), tuple(target["shape"])).to_json(),
         "gcps": target["gcps"],
+        "rpcs": target["rpcs"],
         "operation": "identity",
         "bands": used,
         "masks": {
@@ -100,6 +101,8 @@ def _check_same_grid(scene: str, a: str, band_a: dict, b: str, band_b: dict) -> 
         raise SceneError(f"{both}: CRS {_crs_name(band_b)} against {_crs_name(band_a)}. {advice}", "grid_mismatch")
     if (band_a["gcps"] or None) != (band_b["gcps"] or None):
         raise SceneError(f"{both}: their ground control points differ. {advice}", "grid_mismatch")
+    if (band_a["rpcs"] or None) != (band_b["rpcs"] or None):
+        raise SceneError(f"{both}: their rational polynomial coefficients differ. {advice}", "grid_mismatch")
     distance, allowed = _corner_distance(band_a, band_b)
     if distance > allowed:
         raise SceneError(

@@ -12,6 +12,7 @@ import yaml
 
 from cogmill.campaign import LONGEST, Campaign, cut_batches
 from cogmill.errors import ConfigError
+from cogmill.ledger import ingest_key
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "products: {ndvi: (nir - red) / (nir + red)}\nsheet: s.csv\nsensors: own\n"
@@ -84,7 +85,7 @@ def test_what_changes_no_pixel_is_not_among_the_params_that_do():
     )
     other = campaign(text)
     assert plain.compute_params(["S1"]) == other.compute_params(["S1"])
-    assert plain.grid_params() == other.grid_params()
+    assert plain.grid_params("S1") == other.grid_params("S1")
     assert other.run_params() == plain.run_params() | {"window_mb": 16, "zstd_level": 1, "window": 2}
 
 
@@ -96,12 +97,13 @@ def test_one_product_can_be_asked_for():
 
 def test_grid_params_name_the_bands_that_must_share_a_grid():
     made = campaign(CONFIG + "masks: {scl: {classes: [8]}}\n")
-    assert made.grid_params() == {"crs": "source", "bands": ["nir", "red"], "masks": ["scl"]}
+    assert made.grid_params("S1") == {"crs": "source", "bands": ["nir", "red"], "masks": ["scl"]}
+    assert made.grid_params("L1")["masks"] == []  # its sensor has no such band
 
 
 def test_params_are_built_in_types():
     made = campaign(CONFIG + "masks: {scl: {classes: [8]}}\n")
-    params = [made.ingest_params("S1"), made.compute_params(["S1", "L1"]), made.grid_params(), made.run_params()]
+    params = [made.ingest_params("S1"), made.compute_params(["S1", "L1"]), made.grid_params("S1"), made.run_params()]
     assert json.loads(json.dumps(params, allow_nan=False)) == params
     assert pickle.loads(pickle.dumps(made)).compute_params(["S1"]) == made.compute_params(["S1"])
 
@@ -118,6 +120,49 @@ def test_source_files_are_those_that_are_there():
     assert again.source_files("S1") == ["s1_B08.tif", "m.tif"]
     with pytest.raises(ConfigError, match="not found"):
         campaign(sheet=None)
+
+
+def lost(config: str, stored) -> Campaign:
+    return Campaign.from_config(yaml.safe_load(config), [("c.yaml", config)], True, stored)
+
+
+def test_files_may_be_lost_once_their_scene_is_stored_as_asked():
+    params = campaign().ingest_params("S1")
+    params.pop("max_attempts")
+    key, asked = ingest_key(**params), []
+
+    def stored(scene, wanted):
+        asked.append(scene)
+        return wanted == key
+
+    Path("s1_B04.tif").unlink()
+    assert lost(CONFIG, stored).source_files("S1") == ["s1_B08.tif"]
+    assert asked == ["S1"]  # of scenes whose files are there nobody asks
+    for change in ("masks: {scl: {classes: [8]}}\n", "cog: {overviews: true}\n"):
+        with pytest.raises(ConfigError, match=r"s\.csv:2:3: .*s1_B04\.tif"):
+            lost(CONFIG + change, stored)
+    Path("s.csv").write_text(SHEET.replace("path\n", "path,nodata\n").replace("s1_{band}.tif", "s1_{band}.tif,7"))
+    with pytest.raises(ConfigError, match=r"s\.csv:2:3: .*s1_B04\.tif"):
+        lost(CONFIG, stored)
+
+
+def test_of_a_config_with_mistakes_any_stored_scene_will_do():
+    Path("s.csv").write_text(SHEET, encoding="utf-8")
+    Path("s1_B04.tif").unlink()
+    with pytest.raises(ConfigError) as caught:
+        lost(CONFIG + "cog: {zstd_level: 40}\n", lambda scene, key: key is None)
+    assert "not found" not in str(caught.value)
+
+
+def test_lost_files_stay_inputs_of_a_stored_scene():
+    made = campaign(CONFIG + "cog: {bands: all}\n", SHEET.replace("path\n", "path,mask\n").replace("tif\n", "tif,\n"))
+    assert made.source_files("S1", with_lost=True) == made.source_files("S1")  # no band that may be absent is lost
+    Path("s1_B08.tif").unlink()
+    assert made.source_files("S1", with_lost=True) == ["s1_B04.tif", "s1_B08.tif", "s1_SCL.tif"]
+    Path("m.tif").touch()
+    made = campaign(sheet="scene,sensor,path,mask\nS2,rgbn,/vsicurl/https://x/a.tif,m.tif\n")
+    Path("m.tif").unlink()
+    assert made.source_files("S2", with_lost=True) == ["m.tif"]
 
 
 def test_mistakes_of_config_sheet_and_sensors_come_in_one_message():

@@ -135,9 +135,9 @@ def test_forgotten_scene_is_made_again(folder, capsys):
 @pytest.mark.parametrize("harm", ["product gone", "record gone", "product cut"])
 def test_a_done_scene_is_broken_without_every_product(folder, harm):
     ledger, home = folder / "results/ledger/S1.jsonl", folder / "results/products"
-    assert broken_scenes(ledger, home) == []  # no ledger: nothing is called done
+    assert broken_scenes(ledger, home, SCENES) == []  # no ledger: nothing is called done
     run_all()
-    assert broken_scenes(ledger, home) == []  # S3 is called failed
+    assert broken_scenes(ledger, home, SCENES) == []  # S3 is called failed
     if harm == "product gone":
         (home / "S2/ndvi.tif").unlink()
     elif harm == "record gone":
@@ -145,7 +145,7 @@ def test_a_done_scene_is_broken_without_every_product(folder, harm):
     else:
         with open(home / "S2/ndvi.tif", "r+b") as file:
             file.truncate(1000)
-    assert broken_scenes(ledger, home) == ["S2"]
+    assert broken_scenes(ledger, home, SCENES) == ["S2"]
 
 
 @pytest.mark.parametrize("name", ["results/products/S1/record.json", "results/ledger/S1.jsonl"])
@@ -154,7 +154,7 @@ def test_damaged_record_is_named(folder, capsys, name):
     (folder / name).write_text("{")
     if "ledger" in name:
         with pytest.raises(Exception, match=r"S1\.jsonl"):
-            broken_scenes(folder / name, folder / "results/products")
+            broken_scenes(folder / name, folder / "results/products", SCENES)
     else:
         assert main(["status"]) == 1
         assert name in capsys.readouterr().err

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 from made import prepare, red_nir, write_raster
@@ -95,6 +96,13 @@ def test_a_bug_ends_the_job_and_is_no_scenes_fault(made, monkeypatch):
     assert set(states(compute_batch(**made.batch())).values()) == {"done"}
 
 
+def test_an_engine_that_cannot_be_imported_is_a_bug(made, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cogmill.engine", None)
+    with pytest.raises(WorkerBug, match=r"cogmill\.engine"):
+        compute_batch(**made.batch())
+    assert not made.path("products", "S1").exists()
+
+
 SCRIPT = """
 import sys, time
 sys.path[:0] = {path!r}
@@ -129,7 +137,7 @@ def test_ending_the_supervisor_ends_the_worker(made, tmp_path, how, code):
     with pytest.raises(ProcessLookupError):
         os.kill(worker, 0)
         # a zombie that init has not reaped yet still answers: look closer
-        if "State:\tZ" in open(f"/proc/{worker}/status").read():
+        if "State:\tZ" in Path(f"/proc/{worker}/status").read_text():
             raise ProcessLookupError
     assert not made.batch()["ledger"].exists()
 

@@ -94,7 +94,7 @@ use_library(str(library_folder(LIBRARY)))
 from cogmill.campaign import Campaign
 from cogmill.errors import ConfigError
 from cogmill.ledger import PHASE_VERSION
-from cogmill.status import broken_scenes
+from cogmill.status import broken_scenes, is_stored
 
 
 def config_sources():
@@ -106,13 +106,22 @@ def config_sources():
     return [(str(path), Path(path).read_text(encoding="utf-8")) for path in own + given]
 
 
+def has_cogs(scene, key):
+    """Whether the COG store has a scene as the config asks for; then its raw files may be gone."""
+    # no rule is read yet that could tell the path with the importing workflow's prefix and pathvars
+    record = workflow.modifier.path_modifier.modify(
+        f"<results>/cogs/{scene}/record.json"
+    )
+    return is_stored(workflow.pathvars.apply(record), key)
+
+
 def read_campaign():
     """The validated campaign; every mistake of config and sheet in one message."""
     try:
         # Files are looked at once, by the main process: one that vanishes later fails its scene
         # only. --lint checks no surroundings, neither environment variables nor files.
         looks = workflow.is_main_process and workflow.check_envvars
-        return Campaign.from_config(config, config_sources(), check_files=looks)
+        return Campaign.from_config(config, config_sources(), looks, has_cogs)
     except ConfigError as error:
         raise WorkflowError(str(error)) from None
 
@@ -133,7 +142,9 @@ def sources(wildcards):
     if wildcards.scene not in CAMPAIGN.scenes:
         sheet = CAMPAIGN.config.sheet
         raise WorkflowError(f"scene '{wildcards.scene}' is not in the sheet {sheet}")
-    return [local(path) for path in CAMPAIGN.source_files(wildcards.scene)]
+    (record,) = expand(rules.to_cog.output.record, scene=wildcards.scene)
+    paths = CAMPAIGN.source_files(wildcards.scene, with_lost=os.path.exists(record))
+    return [local(path) for path in paths]
 
 
 def ingest_param(name):
@@ -144,6 +155,11 @@ def ingest_param(name):
 def max_attempts(wildcards, output):
     """Attempts of to_cog. It takes `output`, so Snakemake holds it for derived: no rerun."""
     return CAMPAIGN.config.max_attempts
+
+
+def grid_params(wildcards):
+    """What decides the grid of a scene."""
+    return CAMPAIGN.grid_params(wildcards.scene)
 
 
 def batch_scenes(wildcards):
@@ -183,16 +199,23 @@ def run_params(wildcards, output):
 
 def repair_scenes(wildcards, input):
     """Scenes of a batch to be remade: what its ledger calls done and is not there."""
-    return broken_scenes(input.ledger, product_home(wildcards, None))
+    return broken_scenes(
+        input.ledger, product_home(wildcards, None), batch_scenes(wildcards)
+    )
+
+
+def ledger_path(wildcards, input):
+    """Path of the ledger that says which scenes must be done."""
+    return str(input.ledger)
 
 
 def repairs(wildcards):
     """Markers of the batches whose ledger calls a product done that is not there."""
     wanted, home = [], product_home(wildcards, None)
     patterns = [rules.compute.output.ledger, rules.repair.output.marker]
-    for batch in CAMPAIGN.batches:
+    for batch, scenes in CAMPAIGN.batches.items():
         ledger, marker = expand(patterns, batch=batch)
-        if broken_scenes(ledger, home):
+        if broken_scenes(ledger, home, scenes):
             Path(marker).unlink(missing_ok=True)
             # prefix and pathvars of an importing workflow must not be applied twice
             wanted.append(local(str(marker)))

@@ -32,7 +32,8 @@ rule compute:
         "../../scripts/compute.py"
 
 
-# Remakes what a ledger calls done and is not there. Strict: a product that cannot be remade must not stay unseen.
+# Remakes what a ledger calls done and is not there. Strict: what cannot be remade must not stay unseen, unless
+# the ledger, which `compute` may write anew just before, calls it failed.
 use rule compute as repair with:
     input:
         ledger=ancient("<results>/ledger/{batch}.jsonl"),
@@ -46,7 +47,7 @@ use rule compute as repair with:
         "<benchmarks>/repair/{batch}.jsonl"
     params:
         scenes=repair_scenes,
-        strict=True,
+        strict=ledger_path,
     message:
         "Remaking the missing products of batch {wildcards.batch}."
 

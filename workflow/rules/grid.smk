@@ -15,7 +15,7 @@ rule warp_grid:
         mem_mb=growing(1000),
         runtime=growing(5),
     params:
-        grid=CAMPAIGN.grid_params(),
+        grid=grid_params,
         phase=PHASE_VERSION["grid"],
     message:
         "Placing scene {wildcards.scene} on its target grid."
