@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import rasterio
 from made import NDVI, ORIGIN, prepare, red_nir, write_raster
+from rasterio.rpc import RPC
 from rasterio.transform import Affine
 
 from cogmill import scenemaker
@@ -269,3 +270,17 @@ def test_products_of_a_scene_that_now_fails_are_set_aside(made, tmp_path):
     assert (line["state"], line["products"]) == ("failed", {})
     assert not product(made).exists()
     assert product(made).with_name("ndvi.stale.tif").read_bytes() == old
+
+
+def test_rational_polynomials_reach_the_product(tmp_path):
+    rpcs = RPC(
+        height_off=100.0, height_scale=500.0, lat_off=45.0, lat_scale=0.1, long_off=9.0, long_scale=0.1,
+        line_off=30.0, line_scale=30.0, samp_off=35.0, samp_scale=35.0,
+        line_num_coeff=[0.0, 1.0, *[0.0] * 18], line_den_coeff=[1.0, *[0.0] * 19],
+        samp_num_coeff=[0.0, 0.0, 1.0, *[0.0] * 17], samp_den_coeff=[1.0, *[0.0] * 19],
+    )  # fmt: skip
+    path = write_raster(tmp_path / "S1.tif", red_nir((60, 70)), crs=None, transform=None, rpcs=rpcs)
+    made = prepare(tmp_path, [row(path)])
+    compute_batch(**made.batch())
+    with rasterio.open(product(made)) as file, rasterio.open(path) as source:
+        assert file.rpcs == source.rpcs

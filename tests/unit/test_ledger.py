@@ -30,7 +30,13 @@ BAND = {
     "radiometry": {"scale": 1.0, "offset": 0.0},
     "path": "red.tif",
 }
-GRID = {"grid": {"crs": None, "transform": None, "shape": [4, 4]}, "operation": "identity", "masks": {}}
+GRID = {
+    "grid": {"crs": None, "transform": None, "shape": [4, 4]},
+    "operation": "identity",
+    "gcps": None,
+    "rpcs": None,
+    "masks": {},
+}
 PRODUCT = {"formula": "red", "dtype": "float32", "scale": 1.0, "offset": 0.0, "nodata": "nan"}
 
 

@@ -13,7 +13,7 @@ NORTH_UP = [10.0, 0.0, 399960.0, 0.0, -10.0, 5000040.0]
 
 
 def band(kind="continuous", shape=(48, 64), transform=NORTH_UP, crs=UTM32, gcps=None):
-    return {"kind": kind, "shape": list(shape), "transform": transform, "crs": crs, "gcps": gcps}
+    return {"kind": kind, "shape": list(shape), "transform": transform, "crs": crs, "gcps": gcps, "rpcs": None}
 
 
 @pytest.fixture
