@@ -13,5 +13,6 @@ if __name__ == "__main__":
         cog=snakemake.params.cog,
         record=snakemake.output.record,
         max_attempts=snakemake.params.max_attempts,
+        spool_mb=snakemake.params.spool_mb,
         threads=snakemake.threads,
     )

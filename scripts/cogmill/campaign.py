@@ -85,7 +85,10 @@ class Campaign:
 
     def ingest_params(self, scene: str) -> dict:
         """What `cogmill.ingest.to_cog` is given besides paths and threads."""
-        return _store_params(self.config, self.scenes[scene]) | {"max_attempts": self.config.max_attempts}
+        return _store_params(self.config, self.scenes[scene]) | {
+            "max_attempts": self.config.max_attempts,
+            "spool_mb": self.config.memory.spool_mb,
+        }
 
     def source_files(self, scene: str, with_lost: bool = False) -> list[str]:
         """Local files of a scene that are there: what Snakemake watches for changes.

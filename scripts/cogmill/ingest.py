@@ -65,6 +65,7 @@ def to_cog(
     cog: dict,
     record: str | Path,
     max_attempts: int,
+    spool_mb: int = 256,
     threads: int = 1,
 ) -> dict:
     """Store the needed bands of one scene and write its record.
@@ -79,11 +80,13 @@ def to_cog(
     bands : list of str
         Roles of the bands to store.
     cog : dict
-        `bands` ("needed" | "all": then bands that the file lacks are left out), `overviews`, `zstd_level`, `spool_mb`.
+        `bands` ("needed" | "all": then bands that the file lacks are left out), `overviews`, `zstd_level`.
     record : path
         The record to write; the bands lie beside it.
     max_attempts : int
         A fault of disk, network or memory that comes back this often is recorded as failed.
+    spool_mb : int
+        Compressed tiles kept in memory, all bands of a file together; more go to an unlinked file.
     threads : int
 
     Returns
@@ -96,7 +99,7 @@ def to_cog(
     RetryableError
         Another attempt may help; no record was written.
     """
-    job = Job(SceneFiles(scene, row, sensor), tuple(bands), cog, Path(record), max_attempts, threads)
+    job = Job(SceneFiles(scene, row, sensor), tuple(bands), cog, Path(record), max_attempts, spool_mb << 20, threads)
     try:
         with exit_on_sigterm(), scene_lock(job.folder) as locked:
             if locked:
@@ -115,6 +118,7 @@ class Job:
     cog: dict
     record: Path
     max_attempts: int
+    spool_bytes: int
     threads: int
 
     @property
@@ -412,7 +416,7 @@ class Store:
 
     def _convert(self, dataset, file: SourceFile, bands: list[SourceBand]) -> dict:
         """State entries of bands that our writer wrote: all bands of the file in one pass."""
-        spool = (self.job.cog.get("spool_mb", 256) << 20) // len(bands)
+        spool = self.job.spool_bytes // len(bands)
         clock = {"read": 0.0, "encode": 0.0}
         writers: dict[str, CogWriter] = {}
         try:

@@ -129,6 +129,7 @@ def lost(config: str, stored) -> Campaign:
 def test_files_may_be_lost_once_their_scene_is_stored_as_asked():
     params = campaign().ingest_params("S1")
     params.pop("max_attempts")
+    params.pop("spool_mb")
     key, asked = ingest_key(**params), []
 
     def stored(scene, wanted):

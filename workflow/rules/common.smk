@@ -157,6 +157,11 @@ def max_attempts(wildcards, output):
     return CAMPAIGN.config.max_attempts
 
 
+def spool_mb(wildcards, output):
+    """Memory for compressed tiles; derived, as `max_attempts`."""
+    return CAMPAIGN.config.memory.spool_mb
+
+
 def grid_params(wildcards):
     """What decides the grid of a scene."""
     return CAMPAIGN.grid_params(wildcards.scene)

@@ -21,6 +21,7 @@ rule to_cog:
         cog=ingest_param("cog"),
         phase=PHASE_VERSION["ingest"],
         max_attempts=max_attempts,
+        spool_mb=spool_mb,
     message:
         "Storing the bands of scene {wildcards.scene} as Cloud Optimized GeoTIFFs."
     script:
