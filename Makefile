@@ -34,9 +34,9 @@ profiles: ## link profiles/* into your Snakemake folder, for `snakemake --profil
 	$(PYTHON) scripts/install_profiles.py
 
 lock: ## solve the locks anew from pyproject.toml (needs uv)
-	uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
+	uv pip compile pyproject.toml --extra build --universal --python-version 3.11 --generate-hashes --no-annotate -q \
 		--custom-compile-command "make lock" -o envs/requirements.lock
-	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
+	uv pip compile pyproject.toml --extra build --extra dev --universal --python-version 3.11 --generate-hashes --no-annotate -q \
 		--custom-compile-command "make lock" --constraint envs/requirements.lock -o envs/requirements-dev.lock
 
 clean: ## remove the demo and caches; results/ and .venv stay

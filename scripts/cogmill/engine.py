@@ -74,7 +74,8 @@ def _run_locked(task: Task, device: Device, beat: Callable[[], None]) -> str:
     except SceneError as error:
         _save(task, end_record(record, "failed", error.reason, f"scene {task.scene!r}: {error}"), before)
         return "failed"
-    pending = [name for name in specs if not is_current(record["products"].get(name), task.product(name), keys[name])]
+    entries = record["products"]
+    pending = [name for name in specs if not is_current(entries.get(name), task.product(name), keys[name], beat)]
     if not pending:
         _save(task, end_record(record, "done"), before)
         return "done"
@@ -83,7 +84,10 @@ def _run_locked(task: Task, device: Device, beat: Callable[[], None]) -> str:
     if journal["key"] != scene_key:
         journal |= {"key": scene_key, "started": 0, "faults": 0}
     if journal["started"] >= MAX_DEATHS:
-        message = f"the process died {journal['started']} times on scene {task.scene!r}; `cogmill forget` tries it anew"
+        message = (
+            f"scene {task.scene!r}: the process died {journal['started']} times on it; "
+            f"`cogmill forget {task.scene}` lets it be tried anew"
+        )
         _save(task, end_record(record, "failed", "crashed", message), before)
         return "failed"
     journal["started"] += 1
@@ -103,7 +107,8 @@ def _attempt(task, device, beat, record, inputs, specs, keys) -> str:
             _set_aside(task, record, name)
         for name, entry in maker.make(specs, keys):
             record["products"][name] = entry
-            attempt.setdefault("products", []).append(name)
+            # at once: a process that dies on a later product must not lose this one
+            write_json(task.record, record)
         end_record(record, "done")
     except SceneError as error:
         end_record(record, "failed", error.reason, f"scene {task.scene!r}: {error}")

@@ -17,8 +17,12 @@ log = logging.getLogger("cogmill")
 TERMINATED = 143  # 128 + SIGTERM, what a shell reports for a process that SIGTERM ended
 
 
+def idle() -> None:
+    """What is called at each step where nobody watches."""
+
+
 @contextlib.contextmanager
-def scene_lock(folder: Path, beat: Callable[[], None] = lambda: None) -> Iterator[bool]:
+def scene_lock(folder: Path, beat: Callable[[], None] = idle) -> Iterator[bool]:
     """Hold the scene's lock file; yields False where the file system has no locks.
 
     A lock only saves work: two processes on one scene write the same bits under unique names. `beat` is called while
@@ -46,16 +50,17 @@ def sweep(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def file_checksum(path: Path) -> str:
-    """xxh3-128 of a file's bytes, as hex."""
+def file_checksum(path: Path, beat: Callable[[], None] = idle) -> str:
+    """xxh3-128 of a file's bytes, as hex; `beat` is called every 64 MB."""
     state = xxhash.xxh3_128()
     with open(path, "rb") as file:
-        while block := file.read(1 << 22):
+        while block := file.read(1 << 26):
             state.update(block)
+            beat()
     return state.hexdigest()
 
 
-def is_current(entry: dict | None, path: Path, key: str) -> bool:
+def is_current(entry: dict | None, path: Path, key: str, beat: Callable[[], None] = idle) -> bool:
     """Whether the file on disk is the one that `key` means.
 
     Size and time of change are compared first; where only the time differs (a copied campaign), the file's checksum
@@ -75,7 +80,7 @@ def is_current(entry: dict | None, path: Path, key: str) -> bool:
     if found.st_size != entry["size"]:
         return False
     if found.st_mtime_ns != entry["mtime_ns"]:
-        if file_checksum(path) != entry["checksum"]:
+        if file_checksum(path, beat) != entry["checksum"]:
             return False
         entry["mtime_ns"] = found.st_mtime_ns
     return True

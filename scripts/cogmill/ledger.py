@@ -9,7 +9,7 @@ import json
 import math
 import os
 import uuid
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from cogmill import __version__
 
@@ -90,8 +90,9 @@ def ingest_key(row: dict, sensor: dict, bands: list[str], cog: dict) -> str:
 
 
 def band_identity(band: dict) -> dict:
-    """What of a stored band decides a product's pixels: its content and how it is read, not where it lies."""
+    """What of a stored band decides a product's pixels and tags: content, how it is read, and what it came from."""
     return {
+        "source": [PurePath(band["source"]["path"]).name, band["source"]["band"]],
         "pixels": band["pixel_digest"],
         "mask": band["mask_checksums"],
         "dtype": band["dtype"],
@@ -99,6 +100,7 @@ def band_identity(band: dict) -> dict:
         "kind": band["kind"],
         "scale": band["radiometry"]["scale"],
         "offset": band["radiometry"]["offset"],
+        "decided_by": band["radiometry"]["decided_by"],
     }
 
 
@@ -135,9 +137,24 @@ def product_key(product: dict, names: list[str], bands: dict, masks: dict, grid:
     )
 
 
-def ledger_line(record: dict, sensor: str | None) -> dict:
-    """One scene's line of a ledger, from its `products` record."""
-    made = [attempt for attempt in record.get("attempts", []) if attempt.get("products")]
+def counting_attempts(record: dict, names) -> list[dict]:
+    """Attempts that made the products `names` as they are now, and the killed ones before each; oldest first."""
+    wanted, counting, before = set(names), [], False
+    for attempt in reversed(record.get("attempts", [])):
+        made = wanted.intersection(attempt.get("products", ()))
+        # what a killed, stopped or repeated attempt took was spent on the pixels that the next one finished
+        if made or (before and attempt["outcome"] not in ("done", "failed")):
+            counting.append(attempt)
+            before = True
+        else:
+            before = False
+        wanted -= made
+    return counting[::-1]
+
+
+def ledger_line(record: dict, sensor: str | None, names) -> dict:
+    """One scene's line of a ledger, from its `products` record; `names` are the products of the config."""
+    made = {name: record["products"][name] for name in names if name in record.get("products", {})}
     return {
         "scene": record["scene"],
         "state": record["state"],
@@ -145,11 +162,8 @@ def ledger_line(record: dict, sensor: str | None) -> dict:
         "message": record["message"],
         "retryable": record["retryable"],
         "sensor": sensor,
-        "products": {
-            name: {field: entry[field] for field in LEDGER_PRODUCT_FIELDS}
-            for name, entry in record.get("products", {}).items()
-        },
-        "attempt": made[-1] if made else None,
+        "products": {name: {field: entry[field] for field in LEDGER_PRODUCT_FIELDS} for name, entry in made.items()},
+        "attempts": counting_attempts(record, made),
     }
 
 

@@ -25,6 +25,9 @@ from cogmill.tasks import Task
 log = logging.getLogger("cogmill")
 
 
+AMOUNTS = ("read", "pixels_in", "written", "pixels_out")
+
+
 class SceneMaker:
     """One scene's pass over its windows: all its pending products at once."""
 
@@ -34,8 +37,6 @@ class SceneMaker:
         self.attempt = attempt
         attempt |= {
             "seconds": dict.fromkeys(("read", "decode", "compute", "encode", "write", "check"), 0.0),
-            "bytes": dict.fromkeys(("read", "pixels_in", "written", "pixels_out"), 0),
-            "tiles": 0,
             "reader": "tiles",
             "codec": "libzstd",
             "window": [],
@@ -47,17 +48,22 @@ class SceneMaker:
         On out-of-memory the window is halved and the scene begun anew; the pixels do not depend on the window.
         """
         budget = self.task.run["window_mb"] << 20
+        shape = self._window_tiles(specs, budget)
         while True:
-            shape = self._window_tiles(specs, budget)
             self.attempt["window"].append(list(shape))
+            # what an earlier pass read and wrote is done again
+            self.attempt |= {"bytes": dict.fromkeys(AMOUNTS, 0), "tiles": 0, "products": []}
             try:
                 yield from self._pass(specs, keys, *shape)
                 return
             except MemoryError:
                 if shape == (1, 1):
                     raise
-                budget //= 2
                 log.warning("scene %r: out of memory with windows of %d x %d tiles; halved", self.task.scene, *shape)
+                larger = shape
+                while shape == larger:
+                    budget //= 2
+                    shape = self._window_tiles(specs, budget)
 
     def _window_tiles(self, specs: dict, budget: int) -> tuple[int, int]:
         """Height and width of a window, in tiles, so that its arrays stay within `budget` bytes."""
@@ -172,7 +178,8 @@ class SceneMaker:
             tags=self._tags(name, spec, key),
         )
         spool = (run["spool_mb"] << 20) // max(1, len(self.task.products))
-        return CogWriter(self.task.product(name), layer, header, spool_bytes=spool, threads=self.device.threads)
+        threads, path = self.device.threads, self.task.product(name)
+        return CogWriter(path, layer, header, spool_bytes=spool, threads=threads, beat=self.beat)
 
     def _tags(self, name: str, spec: dict, key: str) -> dict:
         """What made the pixels; nothing of when, where or how fast, so that equal pixels give equal files."""
@@ -206,6 +213,7 @@ class SceneMaker:
         spec = self.task.products[name]
         amounts["pixels_out"] += self.grid.shape[0] * self.grid.shape[1] * np.dtype(spec["dtype"]).itemsize
         self.attempt["tiles"] += info.tiles
+        self.attempt["products"].append(name)
         return {
             "file": self.task.product(name).name,
             "size": info.size,

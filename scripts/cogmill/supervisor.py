@@ -103,7 +103,7 @@ def _by_scene(paths) -> dict:
 
 
 def _line(task) -> dict:
-    return ledger_line(read_json(task.record), read_json(task.cogs).get("sensor"))
+    return ledger_line(read_json(task.record), read_json(task.cogs).get("sensor"), task.products)
 
 
 class Supervisor:

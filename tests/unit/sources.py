@@ -24,7 +24,6 @@ CONDA_NAMES = {
     "pyyaml": ("yaml", "pyyaml"),
     "matplotlib-base": ("matplotlib", "matplotlib"),
     "pillow": ("PIL", "pillow"),
-    "psutil": ("psutil", "psutil"),
     "libgdal-core": None,  # a C++ library; rasterio's wheel brings its own
     "cupy": None,  # needs a CUDA driver to be of use, and no kernel asks for it where there is none
     "libnvcomp": None,  # a CUDA library

@@ -832,3 +832,14 @@ def test_gdal_reads_over_http_what_the_ghost_area_promises(tmp_path, web, empty)
         assert same_bits(dataset.read(1), pixels)
         assert np.array_equal(dataset.read_masks(1), valid)
     assert max(server.asked) < info.size
+
+
+def test_finish_is_heard_while_it_works(tmp_path, monkeypatch):
+    monkeypatch.setattr(writers, "SYNC_BYTES", 1 << 16)
+    heard = []
+    pixels = noise("uint16", (1024, 1024))
+    with CogWriter(tmp_path / "a.tif", Layer((1024, 1024), "uint16"), PLACED, beat=lambda: heard.append(1)) as writer:
+        writer.write(Window(0, 0, 1024, 1024), pixels)
+        info = writer.finish()
+    assert len(heard) >= 4
+    assert same_bits(rasterio.open(info.path).read(1), pixels)

@@ -125,7 +125,10 @@ def test_out_of_memory_halves_the_window_and_keeps_the_pixels(made, monkeypatch)
     monkeypatch.setattr(scenemaker.SceneMaker, "_pass", small_only)
     compute_batch(**made.batch())
     assert product(made).read_bytes() == whole
-    assert read_json(made.path("products", "S1"))["attempts"][-1]["window"][-1] == [1, 1]
+    attempt = read_json(made.path("products", "S1"))["attempts"][-1]
+    assert attempt["window"] == [[2, 2], [1, 2], [1, 1]]
+    assert attempt["products"] == ["ndvi"]
+    assert attempt["bytes"]["written"] == len(whole)
 
 
 def test_out_of_memory_below_one_tile_fails_the_scene(made, monkeypatch):

@@ -27,8 +27,9 @@ BAND = {
     "dtype": "uint16",
     "nodata": 0,
     "kind": "continuous",
-    "radiometry": {"scale": 1.0, "offset": 0.0},
+    "radiometry": {"scale": 1.0, "offset": 0.0, "decided_by": "none"},
     "path": "red.tif",
+    "source": {"path": "/raw/in.tif", "band": 3},
 }
 GRID = {
     "grid": {"crs": None, "transform": None, "shape": [4, 4]},
@@ -77,13 +78,16 @@ def test_key_follows_what_decides_pixels():
 
     same = key()
     assert key(band=BAND | {"path": "/elsewhere/red.tif"}) == same
+    assert key(band=BAND | {"source": {"path": "/moved/in.tif", "band": 3}}) == same
     others = [
         key(product=PRODUCT | {"formula": "red * 2"}),
         key(product=PRODUCT | {"dtype": "int16"}),
         key(band=BAND | {"pixel_digest": "bb"}),
         key(band=BAND | {"mask_checksums": "AAAA"}),
         key(band=BAND | {"nodata": None}),
-        key(band=BAND | {"radiometry": {"scale": 1e-4, "offset": 0.0}}),
+        key(band=BAND | {"radiometry": BAND["radiometry"] | {"scale": 1e-4}}),
+        key(band=BAND | {"radiometry": BAND["radiometry"] | {"decided_by": "sheet"}}),
+        key(band=BAND | {"source": {"path": "/raw/other.tif", "band": 3}}),
         key(masks={"scl": {"classes": [3], "bits": []}}.items()),
         key(grid=GRID | {"operation": "affine"}),
     ]
@@ -97,16 +101,40 @@ def test_key_follows_the_phase_versions(phase, monkeypatch):
     assert product_key(PRODUCT, ["red"], {"red": BAND}, {}, GRID) != before
 
 
-def test_ledger_keeps_the_order_and_the_attempt_that_made_the_pixels(tmp_path):
-    record = new_record("products", "S1") | {
+ENTRY = {"file": "f.tif", "size": 9, "checksum": "c", "pixel_digest": ["d"], "stats": {}, "key": "k"}
+
+
+def record_of(*attempts, products=("ndvi", "old")):
+    return new_record("products", "S1") | {
         "state": "done",
-        "products": {
-            "ndvi": {"file": "ndvi.tif", "size": 9, "checksum": "c", "pixel_digest": ["d"], "stats": {}, "key": "k"}
-        },
-        "attempts": [{"outcome": "done", "products": ["ndvi"], "n": 1}, {"outcome": "crashed"}],
+        "products": dict.fromkeys(products, ENTRY),
+        "attempts": [{"outcome": outcome, "products": made, "n": n} for n, (outcome, made) in enumerate(attempts)],
     }
-    line = ledger_line(record, "rgbn")
-    assert line["attempt"]["n"] == 1
+
+
+@pytest.mark.parametrize(
+    ("attempts", "counting"),
+    [
+        ([("done", ["ndvi"])], [0]),
+        ([("crashed", []), ("done", ["ndvi"])], [0, 1]),
+        ([("done", ["ndvi"]), ("crashed", [])], [0]),
+        ([("done", ["ndvi"]), ("done", ["ndvi"])], [1]),
+        ([("done", ["ndvi"]), ("stopped", []), ("done", ["ndwi"])], [0, 1, 2]),
+        ([("failed", []), ("retry", []), ("retry", []), ("done", ["ndvi", "ndwi"])], [1, 2, 3]),
+        ([("failed", [])], []),
+    ],
+)
+def test_attempts_that_made_the_pixels_count_and_killed_ones_before_them(attempts, counting):
+    line = ledger_line(record_of(*attempts, products=("ndvi", "ndwi")), "rgbn", ["ndvi", "ndwi"])
+    assert [attempt["n"] for attempt in line["attempts"]] == counting
+
+
+def test_a_product_that_left_the_config_is_in_no_ledger():
+    assert list(ledger_line(record_of(("done", ["ndvi", "old"])), "rgbn", ["ndvi"])["products"]) == ["ndvi"]
+
+
+def test_ledger_keeps_the_order(tmp_path):
+    line = ledger_line(record_of(("done", ["ndvi"])), "rgbn", ["ndvi"])
     assert "key" not in line["products"]["ndvi"]
     write_ledger(tmp_path / "b.jsonl", [line, line | {"scene": "A", "message": "two\u2028lines"}])
     assert [entry["scene"] for entry in read_ledger(tmp_path / "b.jsonl")] == ["S1", "A"]

@@ -58,12 +58,12 @@ SOURCE = {"path": "a.tif", "size": 2_000_000, "driver": "GTiff", "dtype": "uint1
 def done_line(scene, attempt=ATTEMPT, **stats):
     entry = {"file": "ndvi.tif", "size": 500_000, "checksum": "c", "pixel_digest": [scene], "stats": STATS | stats}
     common = {"scene": scene, "state": "done", "reason": None, "message": None, "retryable": False}
-    return common | {"sensor": "sentinel2_l2a", "products": {"ndvi": entry}, "attempt": attempt}
+    return common | {"sensor": "sentinel2_l2a", "products": {"ndvi": entry}, "attempts": [attempt]}
 
 
 def failed_line(scene, reason="unreadable", message="the file is cut off"):
     common = {"scene": scene, "state": "failed", "reason": reason, "message": message, "retryable": False}
-    return common | {"sensor": "landsat8_l2", "products": {}, "attempt": None}
+    return common | {"sensor": "landsat8_l2", "products": {}, "attempts": []}
 
 
 class Campaign:
@@ -238,7 +238,7 @@ def test_every_text_is_escaped(campaign):
     attempt = copy.deepcopy(ATTEMPT)
     attempt |= {"device": evil, "reader": evil, "device_name": evil, "versions": {evil: evil}}
     attempt["machine"]["cpu"] = evil
-    scene["attempt"] = attempt
+    scene["attempts"] = [attempt]
     campaign.lines = [scene, failed_line("B", evil, evil)]
     record = {
         "sensor": evil,
@@ -262,14 +262,19 @@ ODD_LINES = [
     {"scene": "only a name"},
     {"scene": "D", "state": ["done"]},
     {"scene": "E", "state": "skipped", "reason": None},
-    {"scene": "F", "state": "done", "products": [1], "attempt": "yesterday"},
-    {"scene": "G", "state": "done", "products": {"ndvi": None, "ndwi": {}}, "attempt": {"seconds": 3, "bytes": None}},
+    {"scene": "F", "state": "done", "products": [1], "attempts": "yesterday"},
+    {
+        "scene": "G",
+        "state": "done",
+        "products": {"ndvi": None, "ndwi": {}},
+        "attempts": [{"seconds": 3, "bytes": None}, 7],
+    },
     {
         "scene": "H",
         "state": "done",
         "sensor": {"name": "x"},
         "products": {"ndvi": {"stats": {"valid": "nan", "min": "inf", "mean": None, "max": [1]}, "size": "big"}},
-        "attempt": {"seconds": {"total": "nan"}, "tiles": None, "device": {"a": 1}, "window": [3], "machine": 7},
+        "attempts": [{"seconds": {"total": "nan"}, "tiles": None, "device": {"a": 1}, "window": [3], "machine": 7}],
     },
 ]
 ODD_RECORDS = [

@@ -12,6 +12,7 @@ import pytest
 from made import prepare, red_nir, write_raster
 
 from cogmill import engine
+from cogmill.cog.writer import CogWriter
 from cogmill.ledger import read_json
 from cogmill.supervisor import WorkerBug, compute_batch
 
@@ -66,6 +67,26 @@ def test_a_scene_that_always_kills_is_recorded_as_crashed(made, monkeypatch):
     # the next run does not let it kill again
     assert states(compute_batch(**made.batch()))["S2"] == "failed"
     assert len(read_json(made.path("products", "S2"))["attempts"]) == 2
+
+
+def test_a_finished_product_outlives_the_death_on_the_next(made, monkeypatch, tmp_path):
+    finish = CogWriter.finish
+
+    def finish_or_die(self, *args):
+        if self.path.name == "sum.tif" and self.path.parent.name == "S1" and not (tmp_path / "died").exists():
+            (tmp_path / "died").touch()
+            kill_self()
+        return finish(self, *args)
+
+    monkeypatch.setattr(CogWriter, "finish", finish_or_die)
+    batch = made.batch()
+    batch["params"]["products"]["sum"] = batch["params"]["products"]["ndvi"] | {"formula": "nir + red"}
+    line = compute_batch(**batch)[0]
+    record = read_json(made.path("products", "S1"))
+    assert [attempt["outcome"] for attempt in record["attempts"]] == ["crashed", "done"]
+    assert [attempt["products"] for attempt in record["attempts"]] == [["ndvi"], ["sum"]]
+    assert not list((made.results / "products" / "S1").glob("*.stale.tif"))
+    assert len(line["attempts"]) == 2
 
 
 def test_exit_without_words_is_a_death_too(made, monkeypatch):

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ from cogmill.cog.index import DTYPES, GDAL_NODATA
 from cogmill.cog.layout import FRAME, MASK, REDUCED, Image
 from cogmill.cog.validate import check_tile_rows, compare_index
 from cogmill.errors import RetryableError, SceneError
+from cogmill.folders import idle
 from cogmill.grids import TILE, Window
 from cogmill.kernels.overviews import KINDS, reduce2
 
@@ -35,6 +37,7 @@ HALF = TILE // 2
 # tags of the full resolution that overviews repeat, as GDAL has it
 INHERITED = {headers.COLORMAP, GDAL_NODATA}
 COPY_BYTES = 1 << 22
+SYNC_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -220,6 +223,8 @@ class CogWriter:
         Folder of that file; the target's by default.
     threads : int
         Compress so many tiles at a time.
+    beat : callable
+        Called now and then while `finish` works, so that a watcher sees it alive.
 
     Raises
     ------
@@ -238,9 +243,11 @@ class CogWriter:
         spool_bytes: int = 256 << 20,
         spool_dir=None,
         threads: int = 1,
+        beat: Callable[[], None] = idle,
     ):
         self.path, self.layer, self.header = Path(path), layer, header
         self.seconds = {"encode": 0.0, "write": 0.0, "check": 0.0}
+        self._beat = beat
         # a header that cannot be written is said before hours of work, not after
         headers.template_tags(header, layer.dtype, {}, str(self.path))
         with writing(self.path):
@@ -444,6 +451,7 @@ class CogWriter:
             with writing(self.path):
                 with self._timed("write"):
                     checksum = self._write_file(temporary, layout.head, layouts.tile_order(levels))
+                self._beat()
                 with self._timed("check"):
                     self._check(temporary, levels, layout, tags)
                 with self._timed("write"):
@@ -524,6 +532,7 @@ class CogWriter:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         with open(fd, "wb", buffering=COPY_BYTES) as file:
             file.write(head)
+            waiting = 0
             for number, index, mask in order:
                 plane = self._levels[number].planes[int(mask)]
                 size = int(plane.sizes.flat[index])
@@ -531,6 +540,13 @@ class CogWriter:
                 framed = size.to_bytes(FRAME, "little") + data + data[-FRAME:]
                 state.update(framed)
                 file.write(framed)
+                waiting += len(framed)
+                if waiting > SYNC_BYTES:
+                    # bit by bit: one fsync of a large file at the end can be silent for minutes
+                    file.flush()
+                    os.fsync(fd)
+                    waiting = 0
+                    self._beat()
         return state.hexdigest()
 
     def _check(self, path: Path, levels, layout, tags: dict) -> None:

@@ -11,6 +11,7 @@ from cogmill.verdict import percent
 ROWS = 2000  # done scenes that the table lists; all others are always listed
 ADVICE = {
     "band_missing": "Give the sensor a band of that name, or leave the product out of the config.",
+    "check_failed": "A file did not read back as it was written: look at the disk, then `cogmill retry`.",
     "cog_missing": "A stored band was removed. Run `cogmill forget` with the scene's id, then the same command again.",
     "crashed": "The process died on this scene. Look into the batch's log; with more memory or another version of the "
     "input, run `cogmill forget` with the scene's id, then the same command again.",
@@ -18,10 +19,15 @@ ADVICE = {
     "damaged_tile": "The file is damaged or was cut off on its way. Fetch it again; the next run sees the new file.",
     "forbidden": "The server refuses access: give the job credentials, then `cogmill retry`.",
     "grid_mismatch": "Give all bands that products use on one grid, or list the scene twice in the sheet.",
+    "header": "GeoTIFF cannot hold this metadata or CRS: give the input a CRS that GeoTIFF knows.",
+    "header_lost": "GeoTIFF does not keep this metadata or CRS: give the input a CRS that GeoTIFF knows.",
     "io_error": "Reading or writing failed: look at the disk or the network, then `cogmill retry`.",
+    "mask_rule": "Correct the classes or bits of that band under `masks` in the config.",
     "network": "The network failed: run `cogmill retry`, then the same command again.",
     "not_found": "Correct the path in the sheet, or bring the file; the next run sees it.",
     "out_of_memory": "Give the job more memory, or set memory.window_mb lower, then `cogmill retry`.",
+    "radiometry_conflict": "Say in the sheet's columns `scale` and `offset` which one holds.",
+    "radiometry_unclear": "Give the scene's `scale` and `offset` in the sheet.",
     "unreadable": "GDAL cannot read the file. Fetch it again or correct the sheet; the next run sees the new file.",
 }
 DEFAULT_ADVICE = "Read the message, mend the file, the sheet or the config, and run the same command again."
@@ -265,7 +271,6 @@ def _row(scene: SceneFacts, home: Path, folder: Path) -> str:
     counts = [entry.get("stats") if isinstance(entry.get("stats"), dict) else {} for entry in scene.products.values()]
     valid = sum(number(stats.get("valid")) or 0 for stats in counts)
     pixels = valid + sum(number(stats.get("invalid")) or 0 for stats in counts)
-    seconds = scene.attempt.get("seconds")
     why = " ".join(
         part
         for part in (
@@ -278,7 +283,7 @@ def _row(scene: SceneFacts, home: Path, folder: Path) -> str:
         f'<tr><td class="state {scene.state}">{MARKS[scene.state]} {scene.state}</td>'
         f'<td class="id">{text(scene.scene)}</td><td>{text(scene.sensor)}</td><td class="links">{links}</td>'
         f'<td class="number">{percent(valid / pixels) if pixels else "–"}</td>'
-        f'<td class="number">{quantity(seconds.get("total") if isinstance(seconds, dict) else None, "", 3)}</td>'
+        f'<td class="number">{quantity(scene.seconds, "", 3)}</td>'
         f'<td class="text">{why}</td></tr>'
     )
 

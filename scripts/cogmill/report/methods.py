@@ -21,7 +21,7 @@ MB = 1e6  # bytes; decimal, as disks and networks count
 REPORT_PACKAGES = {"numba": "numba", "numpy": "numpy", "zstandard": "zstandard", "snakemake": "snakemake"}
 HEADER = """\
 # Methods of this campaign, written by cogmill; every number comes from the records beside the products.
-# MB are 10^6 bytes, seconds are those of the attempts that made the pixels.
+# MB are 10^6 bytes, seconds are those of the attempts that made the pixels, killed ones included.
 """
 
 
@@ -83,10 +83,15 @@ class SceneFacts:
         return str(at(self.line, "sensor") or at(self.cogs, "sensor") or "unknown")
 
     @property
-    def attempt(self) -> dict:
-        """The attempt that made the pixels; {} where none did."""
-        found = at(self.line, "attempt")
-        return found if isinstance(found, dict) else {}
+    def attempts(self) -> list[dict]:
+        """The attempts that made the pixels, killed ones included."""
+        found = at(self.line, "attempts")
+        return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+
+    @property
+    def seconds(self) -> float | None:
+        """What those attempts took; None where none did."""
+        return _total(at(attempt, "seconds", "total") for attempt in self.attempts) if self.attempts else None
 
     @property
     def sources(self) -> list[dict]:
@@ -121,7 +126,12 @@ class Facts:
 
     @property
     def attempts(self) -> list[dict]:
-        return [scene.attempt for scene in self.scenes if scene.attempt]
+        return [attempt for scene in self.scenes for attempt in scene.attempts]
+
+    @property
+    def makers(self) -> list[dict]:
+        """Those of the attempts that were not killed: only they say what they ran on."""
+        return [attempt for attempt in self.attempts if attempt.get("outcome", "done") in ("done", "failed")]
 
     def product_spec(self, name: str) -> dict:
         return entries(self.spec, "products").get(name, {})
@@ -231,7 +241,7 @@ def _total(values: Iterable) -> float:
 def hardware(facts: Facts) -> list[dict]:
     """The machines that made the pixels, as the attempts recorded them, and how many scenes each made."""
     machines = Counter()
-    for attempt in facts.attempts:
+    for attempt in facts.makers:
         machine = at(attempt, "machine", default={})
         name, kind = at(attempt, "device_name"), at(attempt, "device")
         found = (
@@ -256,7 +266,7 @@ def software(facts: Facts) -> dict:
             here[name] = version(package)
         except PackageNotFoundError:
             here[name] = None
-    recorded = [entries(attempt).get("versions", {}) for attempt in facts.attempts]
+    recorded = [entries(attempt).get("versions", {}) for attempt in facts.makers]
     names = list(dict.fromkeys([*here, *(name for versions in recorded for name in versions)]))
     return {name: _one_or_all(v.get(name) for v in recorded) or here.get(name) for name in names}
 
@@ -379,11 +389,11 @@ def run(facts: Facts) -> dict:
 
     return {
         "batches": facts.batches,
-        "devices": _counts(attempt.get("device") for attempt in facts.attempts),
-        "readers": _counts(attempt.get("reader") for attempt in facts.attempts),
-        "codecs": _counts(attempt.get("codec") for attempt in facts.attempts),
-        "windows": _counts(map(window, facts.attempts)),
-        "threads": _counts(attempt.get("threads") for attempt in facts.attempts),
+        "devices": _counts(attempt.get("device") for attempt in facts.makers),
+        "readers": _counts(attempt.get("reader") for attempt in facts.makers),
+        "codecs": _counts(attempt.get("codec") for attempt in facts.makers),
+        "windows": _counts(map(window, facts.makers)),
+        "threads": _counts(attempt.get("threads") for attempt in facts.makers),
         "settings": facts.run,
     }
 
@@ -435,12 +445,13 @@ def outputs(facts: Facts) -> dict:
 def notes(facts: Facts) -> list[str]:
     """What a reader of the numbers must know, and what is odd about the records."""
     found = [
-        "wall_seconds are those of the attempts that made the pixels, summed over scenes; batches run side by side, "
-        "so the campaign itself may have taken less. Stages overlap, so they need not sum up to the whole.",
+        "wall_seconds are those of the attempts that made the pixels, killed ones included, summed over scenes; "
+        "batches run side by side, so the campaign itself may have taken less. Stages overlap, so they need not sum up "
+        "to the whole.",
         "mb_per_second.pixels counts decoded input and computed product pixels, mb_per_second.files the bytes of "
         "their compressed files.",
     ]
-    lacking = [scene.scene for scene in facts.scenes if scene.state == "done" and not scene.attempt]
+    lacking = [scene.scene for scene in facts.scenes if scene.state == "done" and not scene.attempts]
     if lacking:
         found.append(f"{len(lacking)} done scenes have no attempt in their ledger line; the rates leave them out.")
     return found + facts.notes
