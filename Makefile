@@ -11,12 +11,12 @@ SCRIPTS := scripts tests
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
-demo: $(VENV)/.installed ## make a small campaign, run it, compare NDVI with the truth
+demo: $(VENV)/.installed ## make a small campaign, run it, compare its products with the truth
 	$(BIN)/python tests/demo/make_scenes.py demo
-	$(BIN)/snakemake --profile profiles/local --configfile demo/config.yaml
+	$(BIN)/snakemake --profile profiles/local --directory demo --configfile demo/config.yaml
 	$(BIN)/python tests/demo/check_demo.py demo
 
-test: $(VENV)/.installed-dev ## run the tests; CI=true runs the slow ones too
+test: $(VENV)/.installed-dev ## run the tests, about 10 minutes; with CI=true the slow ones too
 	$(BIN)/python -m pytest -q tests $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev ## check code, formatting and workflow, change nothing

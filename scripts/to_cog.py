@@ -14,5 +14,6 @@ if __name__ == "__main__":
         record=snakemake.output.record,
         max_attempts=snakemake.params.max_attempts,
         spool_mb=snakemake.params.spool_mb,
+        watched=snakemake.params.watched,
         threads=snakemake.threads,
     )

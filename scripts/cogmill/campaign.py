@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hashlib import sha1
 
 from cogmill.config import Config, read_config
-from cogmill.ledger import ingest_key
-from cogmill.scenes import Scene, is_local, read_sheet
+from cogmill.ledger import ingest_key, read_json
+from cogmill.scenes import Scene, is_local, read_sheet, sidecars
 from cogmill.schema import Spot
 from cogmill.sensors import Sensor, Sensors
 from cogmill.yamlfiles import Problems, nearest
@@ -90,11 +90,17 @@ class Campaign:
             "spool_mb": self.config.memory.spool_mb,
         }
 
-    def source_files(self, scene: str, with_lost: bool = False) -> list[str]:
-        """Local files of a scene that are there: what Snakemake watches for changes.
+    def source_files(self, scene: str, with_lost: bool = False, record: str | None = None) -> list[str]:
+        """Local files of a scene that are there, with their sidecars: what Snakemake watches for changes.
 
-        `with_lost` adds a name for each needed file that is not there. Snakemake leaves a record alone whose inputs
-        are lost, while one with fewer inputs than before would be made again.
+        Parameters
+        ----------
+        scene : str
+        with_lost : bool
+            Add a name for each needed file that is not there. Snakemake leaves a record alone whose inputs are lost,
+            while one with fewer inputs than before would be made again.
+        record : path, optional
+            The scene's `cogs` record, which knows the sidecars of the files that are lost.
         """
         line, required = self.scenes[scene], _needed_roles(self.config)
         choices = {role: line.files_of(role) for role in self.needed_bands(scene)}
@@ -106,7 +112,10 @@ class Campaign:
             there = [path for path in choice if os.path.exists(path)]
             lost = with_lost and not there and role in required and is_local(choice[0])
             paths += choice[:1] if lost else there
-        return list(dict.fromkeys(paths))
+        gone = [path for path in paths if not os.path.exists(path)]
+        known = _known_sidecars(record) if gone and record else {}
+        beside = [name for path in paths for name in (known.get(path, []) if path in gone else sidecars(path))]
+        return list(dict.fromkeys(paths + beside))
 
     def grid_params(self, scene: str) -> dict:
         """What `cogmill.warpgrid.make_control_grid` is given: the target, and the bands that must share a grid."""
@@ -171,6 +180,14 @@ def cut_batches(scenes, size: int) -> dict[str, list[str]]:
             batch = ids[start : min(end, start + LONGEST * size)]
             batches[batch[0]] = batch
     return batches
+
+
+def _known_sidecars(record: str) -> dict[str, list[str]]:
+    """{path of a source: its sidecars} as a `cogs` record has them; empty where there is none to be read."""
+    try:
+        return {source["path"]: source["sidecars"] for source in read_json(record)["sources"]}
+    except (FileNotFoundError, ValueError, KeyError):
+        return {}
 
 
 def _store_params(config: Config, scene: Scene) -> dict:

@@ -36,6 +36,7 @@ INTEGER_RANGES = {
 }
 DTYPES = ("float32", *INTEGER_RANGES)
 KINDS = ("continuous", "classes", "bits")
+LONGEST_NAME = 80  # of a product; names of logs and temporary files made of it and a scene's id keep within 255 bytes
 ROLE = r"[a-z][a-z0-9_]*"  # what formulas, masks and sensors call a band
 
 
@@ -177,7 +178,8 @@ class ComputeConfig:
 
     device: str = key(
         Choice(("auto", "gpu", "cpu")),
-        "Where to compute: auto takes a GPU if there is one, gpu fails without one, cpu asks for none.",
+        "Where to compute. auto: the CPU until there are GPU kernels; gpu: fails until then; cpu: as auto, without "
+        "asking the cluster for a GPU.",
         "auto",
     )
     window: str | int = key(
@@ -187,7 +189,7 @@ class ComputeConfig:
     )
     zstd_level: int = key(Whole(1, 19), "Compression of products: higher is smaller and slower.", 9)
     stall_s: int = key(
-        Whole(1),
+        Whole(1, 604800),
         "Seconds without a sign of life after which a worker process is ended and the scene tried again.",
         300,
     )
@@ -212,8 +214,8 @@ class Config:
     products: dict[str, Product] = key(
         MapOf(
             Section(Product, short="formula"),
-            "[A-Za-z0-9_-]+",
-            "letters, digits, _ and -",
+            f"[A-Za-z0-9_-]{{1,{LONGEST_NAME}}}",
+            f"at most {LONGEST_NAME} letters, digits, _ and -",
             reserved=("record",),
         ),
         "What to compute from every scene: a name and a formula, or a name and the keys below. ~ instead leaves a "

@@ -16,14 +16,16 @@ from importlib.metadata import version
 from pathlib import Path
 
 from cogmill import __version__
+from cogmill.cog.files import lasts
 from cogmill.device import Device, cpu_model
-from cogmill.errors import RetryableError, SceneError
+from cogmill.errors import DamagedRecordError, RetryableError, SceneError
 from cogmill.folders import is_current, scene_lock, sweep
 from cogmill.indices import parse_formula
 from cogmill.ledger import (
     end_record,
     product_key,
     read_json,
+    read_record,
     write_json,
 )
 from cogmill.scenemaker import SceneMaker
@@ -46,7 +48,7 @@ def run_scene(task: Task, device: Device, beat: Callable[[], None]) -> str:
     Returns
     -------
     str
-        done, skipped, failed, or `retry` for a fault that another attempt can mend.
+        done, kept (nothing was to be made), skipped, failed, or `retry` for a fault that another attempt can mend.
     """
     try:
         with scene_lock(task.folder, beat) as locked:
@@ -78,22 +80,31 @@ def _run_locked(task: Task, device: Device, beat: Callable[[], None]) -> str:
     pending = [name for name in specs if not is_current(entries.get(name), task.product(name), keys[name], beat)]
     if not pending:
         _save(task, end_record(record, "done"), before)
-        return "done"
+        return "kept"
     scene_key = json.dumps(keys, sort_keys=True)
-    journal = record["journal"]
-    if journal["key"] != scene_key:
-        journal |= {"key": scene_key, "started": 0, "faults": 0}
-    if journal["started"] >= MAX_DEATHS:
+    journal, scene_key = record["journal"], json.dumps(keys, sort_keys=True)
+    if journal.get("key") != scene_key:
+        journal |= {"key": scene_key, "died": 0, "faults": 0}
+    elif task.running.exists():
+        journal["died"] += 1
+    for attempt in record["attempts"]:
+        if attempt["outcome"] == "running":
+            attempt["outcome"] = "crashed" if task.running.exists() else "stopped"
+    task.running.unlink(missing_ok=True)
+    if journal["died"] >= MAX_DEATHS:
         message = (
-            f"scene {task.scene!r}: the process died {journal['started']} times on it; "
+            f"scene {task.scene!r}: the process died {journal['died']} times on it; "
             f"`cogmill forget {task.scene}` lets it be tried anew"
         )
         _save(task, end_record(record, "failed", "crashed", message), before)
         return "failed"
-    journal["started"] += 1
     record["attempts"].append({"started": _now(), "outcome": "running"})
     write_json(task.record, end_record(record, "failed", "unfinished"))
-    return _attempt(task, device, beat, record, inputs, {name: specs[name] for name in pending}, keys)
+    task.running.touch()
+    try:
+        return _attempt(task, device, beat, record, inputs, {name: specs[name] for name in pending}, keys)
+    finally:
+        task.running.unlink(missing_ok=True)
 
 
 def _attempt(task, device, beat, record, inputs, specs, keys) -> str:
@@ -116,15 +127,15 @@ def _attempt(task, device, beat, record, inputs, specs, keys) -> str:
         journal["faults"] += 1
         reason = "out_of_memory" if isinstance(error, MemoryError) else getattr(error, "reason", "io_error")
         message = f"scene {task.scene!r}: {error or type(error).__name__}"
-        end_record(record, "failed", reason, message, retryable=True)
+        again = not (isinstance(error, OSError) and lasts(error))
+        end_record(record, "failed", reason if again else "unwritable", message, retryable=again)
     except BaseException as error:
-        # neither a bug nor a SIGTERM is the scene's fault: it must not count towards `crashed`
-        journal["started"] -= 1
+        # neither a bug nor a SIGTERM is the scene's fault
         attempt |= {"ended": _now(), "outcome": "stopped", "reason": type(error).__name__}
         write_json(task.record, record)
         raise
     again = record["retryable"] and journal["faults"] < task.run["max_attempts"]
-    journal["started"] = 0
+    journal["died"] = 0
     attempt |= {
         "ended": _now(),
         "outcome": "retry" if again else record["state"],
@@ -144,8 +155,11 @@ def _attempt(task, device, beat, record, inputs, specs, keys) -> str:
 
 
 def _ended_upstream(task: Task) -> tuple | None:
-    for path in (task.cogs, task.grid):
-        record = read_json(path)
+    for kind, path in (("cogs", task.cogs), ("grids", task.grid)):
+        try:
+            record = read_record(path, kind)
+        except DamagedRecordError as error:
+            return "failed", error.reason, f"scene {task.scene!r}: {error}", False
         if record["state"] != "done":
             return record["state"], record["reason"], record["message"], record["retryable"]
     return None
@@ -181,7 +195,7 @@ def _keys(task: Task, inputs: Inputs) -> tuple[dict, dict]:
 def _set_aside(task: Task, record: dict, name: str) -> None:
     """Rename a product whose key no longer fits, so that nobody takes it for the one asked for."""
     path = task.product(name)
-    if path.exists():
+    if os.path.lexists(path):
         path.replace(path.with_name(f"{name}.stale.tif"))
     record["products"].pop(name, None)
 

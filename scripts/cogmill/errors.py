@@ -48,6 +48,12 @@ class DamagedTileError(SceneError):
     reason = "damaged_tile"
 
 
+class DamagedRecordError(SceneError):
+    """A record beside the rasters does not hold what cogmill wrote there."""
+
+    reason = "record_damaged"
+
+
 class RetryableError(CogmillError):
     """A fault that another attempt can mend: I/O, network, disk full, out of memory."""
 

@@ -47,7 +47,8 @@ def scene_lock(folder: Path, beat: Callable[[], None] = idle) -> Iterator[bool]:
 def sweep(folder: Path) -> None:
     """Remove temporary files that killed processes left; only under the scene's lock."""
     for path in folder.glob(".*.tmp"):
-        path.unlink(missing_ok=True)
+        if not path.is_dir():
+            path.unlink(missing_ok=True)
 
 
 def file_checksum(path: Path, beat: Callable[[], None] = idle) -> str:
@@ -75,7 +76,7 @@ def is_current(entry: dict | None, path: Path, key: str, beat: Callable[[], None
         return False
     try:
         found = path.stat()
-    except FileNotFoundError:
+    except OSError:  # not there, or a link that leads nowhere or to itself
         return False
     if found.st_size != entry["size"]:
         return False

@@ -18,10 +18,6 @@ class Window:
         if min(self.row, self.col) < 0 or min(self.rows, self.cols) < 1:
             raise ValueError(f"window {self} lies before pixel 0 or is empty")
 
-    @property
-    def slices(self) -> tuple[slice, slice]:
-        return slice(self.row, self.row + self.rows), slice(self.col, self.col + self.cols)
-
 
 @dataclass(frozen=True)
 class GridSpec:

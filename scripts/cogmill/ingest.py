@@ -18,6 +18,8 @@ from pathlib import Path
 import numpy as np
 from rasterio.windows import Window as GdalWindow
 
+from cogmill.codecs.cpu import predictor_for
+from cogmill.cog.files import writing
 from cogmill.cog.index import read_index, why_not_conforming
 from cogmill.cog.reader import index_tiles
 from cogmill.cog.writer import CogInfo, CogWriter, Layer
@@ -66,6 +68,7 @@ def to_cog(
     record: str | Path,
     max_attempts: int,
     spool_mb: int = 256,
+    watched: list | None = None,
     threads: int = 1,
 ) -> dict:
     """Store the needed bands of one scene and write its record.
@@ -80,13 +83,16 @@ def to_cog(
     bands : list of str
         Roles of the bands to store.
     cog : dict
-        `bands` ("needed" | "all": then bands that the file lacks are left out), `overviews`, `zstd_level`.
+        `bands` ("needed" | "all": then bands that the file lacks are left out, and the record says so in
+        `left_out`), `overviews`, `zstd_level`.
     record : path
         The record to write; the bands lie beside it.
     max_attempts : int
         A fault of disk, network or memory that comes back this often is recorded as failed.
     spool_mb : int
         Compressed tiles kept in memory, all bands of a file together; more go to an unlinked file.
+    watched : list, optional
+        [path, size, mtime_ns] of the source files as they were planned with; kept in the record.
     threads : int
 
     Returns
@@ -99,7 +105,8 @@ def to_cog(
     RetryableError
         Another attempt may help; no record was written.
     """
-    job = Job(SceneFiles(scene, row, sensor), tuple(bands), cog, Path(record), max_attempts, spool_mb << 20, threads)
+    files, spool_bytes = SceneFiles(scene, row, sensor), spool_mb << 20
+    job = Job(files, tuple(bands), cog, Path(record), max_attempts, spool_bytes, watched or [], threads)
     try:
         with exit_on_sigterm(), scene_lock(job.folder) as locked:
             if locked:
@@ -119,6 +126,7 @@ class Job:
     record: Path
     max_attempts: int
     spool_bytes: int
+    watched: list
     threads: int
 
     @property
@@ -180,16 +188,19 @@ def _attempt(job: Job) -> dict:
     journal = Journal(job)
     record = new_record("cogs", name) | {
         "key": job.key,
+        "watched": job.watched,
         "sensor": job.scene.sensor["name"],
         "sources": [],
         "bands": {},
+        "left_out": {},
         "seconds": dict.fromkeys(STAGES, 0.0),
         "bytes": {"read": 0, "written": 0},
         "attempts": journal.died + journal.faults + 1,
     }
     if journal.died >= MAX_DEATHS:
         message = (
-            f"scene '{name}': the process died {journal.died} times while storing it; `cogmill retry` tries it anew"
+            f"scene '{name}': the process died {journal.died} times while storing it; "
+            f"`cogmill forget {name}` lets it be tried anew"
         )
         end_record(record, "failed", "crashed", message)
     else:
@@ -240,10 +251,10 @@ class Store:
     def make(self) -> None:
         """Store what is missing and enter every band of the scene."""
         for path, roles in self._files().items():
-            self._source(path, lambda dataset, path=path, roles=roles: self._find(dataset, path, roles))
+            self._source(path, lambda dataset, file, roles=roles: self._find(dataset, file, roles))
         if self.scene.row.get("mask"):
             path = self.scene.row["mask"]
-            self._source(path, lambda dataset: {"mask": 1})
+            self._source(path, lambda dataset, file: {"mask": 1})
         if not self.record["bands"]:
             raise self.scene.error(
                 f"no band of sensor '{self.scene.sensor['name']}' was found. Correct columns 'path' and 'sensor'",
@@ -253,7 +264,8 @@ class Store:
 
     def _save(self) -> None:
         if self.state != self.saved:
-            write_json(self.state_path, self.state)
+            with writing(self.state_path):
+                write_json(self.state_path, self.state)
             self.saved = copy.deepcopy(self.state)
 
     @property
@@ -265,9 +277,9 @@ class Store:
             return self.scene.files(list(self.job.roles))
         return self._gather(self.job.roles, self.scene.files)
 
-    def _find(self, dataset, path: str, roles: list[str]) -> dict[str, int]:
+    def _find(self, dataset, file: SourceFile, roles: list[str]) -> dict[str, int]:
         def find(some):
-            return find_bands(self.scene, path, dataset, some)
+            return find_bands(self.scene, file, dataset, some)
 
         numbers = self._gather(roles, find) if self._some_will_do else find(roles)
         alpha = unapplied_alpha(dataset, list(numbers.values()))
@@ -287,17 +299,19 @@ class Store:
                 if error.reason not in ("band_missing", "not_found"):
                     raise
                 log.warning("%s; left out", error)
+                self.record["left_out"][role] = str(error)
         return found
 
     def _source(self, path: str, find) -> None:
-        """Store the bands of one input file; `find(dataset)` gives {role: band number}."""
+        """Store the bands of one input file; `find(dataset, file)` gives {role: band number}."""
         with open_source(self.scene, path) as dataset:
-            file = describe_file(path, dataset)
-            self.record["sources"].append(file.to_json())
-            bands = [
-                describe_band(self.scene, path, dataset, role, number, self._kind(role))
-                for role, number in find(dataset).items()
-            ]
+            with self.scene.gdal(path, "read"):
+                file = describe_file(self.scene, path, dataset)
+                self.record["sources"].append(file.to_json())
+                bands = [
+                    describe_band(self.scene, path, dataset, role, number, self._kind(role))
+                    for role, number in find(dataset, file).items()
+                ]
             radiometry = {band.role: self._radiometry(file, band) for band in bands}
             keys = {band.role: self._key(file, band) for band in bands}
             pending = [band for band in bands if not self._kept(band.role, keys[band.role])]
@@ -350,7 +364,8 @@ class Store:
         for band in bands:
             self.state["bands"].pop(band.role, None)
             # an old band must not stand there as this one if the source turns out to be damaged
-            self.job.path(band.role).unlink(missing_ok=True)
+            with writing(self.job.path(band.role)):
+                self.job.path(band.role).unlink(missing_ok=True)
         entries = None if self.job.cog.get("overviews") else self._index_in_place(file, bands)
         if entries is None:
             entries = self._convert(dataset, file, bands)
@@ -396,6 +411,7 @@ class Store:
         """State entry of a band that stays where it lies; decodes every tile."""
         clock = time.perf_counter()
         checksums, pixels = index_tiles(file.path, band.number, self.job.threads)
+        predictor = read_index(file.path, band.number).images[0].predictor
         return {
             "size": file.size,
             "mtime_ns": file.mtime_ns,
@@ -407,6 +423,7 @@ class Store:
                 "path": str(Path(file.path).absolute()),
                 "written": False,
                 "band": band.number,
+                "predictor": predictor,
                 "mask": False,
                 "tile_checksums": encode_checksums(checksums),
                 "mask_checksums": None,
@@ -489,6 +506,7 @@ class Store:
                 "written": True,
                 "band": 1,
                 "mask": band.masked,
+                "predictor": predictor_for(band.dtype),
                 "tile_checksums": encode_checksums(info.checksums),
                 "mask_checksums": None if info.mask_checksums is None else encode_checksums(info.mask_checksums),
                 "pixel_digest": info.pixel_digest[0],
@@ -510,8 +528,8 @@ class Store:
             "nodata_from": band.nodata_from,
             "kind": band.kind,
             "tags": {
-                "scale": header.scale,
-                "offset": header.offset,
+                "scale": encode_number(header.scale),
+                "offset": encode_number(header.offset),
                 "unit": header.unit,
                 "description": header.description,
             },

@@ -12,11 +12,45 @@ import uuid
 from pathlib import Path, PurePath
 
 from cogmill import __version__
+from cogmill.errors import DamagedRecordError
 
 # Raised when the same input gives other pixels than before; the golden-pixel tests say so.
 PHASE_VERSION = {"ingest": 1, "grid": 1, "compute": 1}
 
 LEDGER_PRODUCT_FIELDS = ("file", "size", "checksum", "pixel_digest", "stats")
+
+
+# What is read of records, and of which types it must be; anything else was not written by cogmill.
+TEXT_OR_NOT = (str, type(None))
+RECORD_FIELDS = {
+    "every": {"scene": str, "state": str, "reason": TEXT_OR_NOT, "message": TEXT_OR_NOT, "retryable": bool},
+    "cogs": {"bands": dict},
+    "grids": {"grid": dict, "operation": str, "masks": dict},
+    "products": {"products": dict, "attempts": list, "journal": dict},
+}
+BAND_FIELDS = {
+    "path": str,
+    "band": int,
+    "source": dict,
+    "dtype": str,
+    "shape": list,
+    "predictor": int,
+    "mask": bool,
+    "kind": str,
+    "radiometry": dict,
+    "tile_checksums": str,
+    "mask_checksums": TEXT_OR_NOT,
+    "pixel_digest": str,
+}
+PRODUCT_FIELDS = {
+    "file": str,
+    "size": int,
+    "mtime_ns": int,
+    "checksum": str,
+    "pixel_digest": list,
+    "key": str,
+    "stats": dict,
+}
 
 
 def encode_number(value):
@@ -60,9 +94,53 @@ def write_json(path: str | Path, doc) -> None:
     write_text(path, json.dumps(doc, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def read_json(path: str | Path):
-    """Read a JSON file that cogmill wrote."""
-    return json.loads(Path(path).read_text(encoding="utf-8"))
+def read_json(path: str | Path) -> dict:
+    """Read a JSON object that cogmill wrote.
+
+    Raises
+    ------
+    ValueError
+        The file holds something else: it was cut off, garbled, or written by others.
+    """
+    return _parsed(Path(path).read_bytes())
+
+
+def _parsed(data: bytes) -> dict:
+    try:
+        doc = json.loads(data.decode("utf-8"))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(doc, dict):
+        raise ValueError(f"it holds a {type(doc).__name__}, not an object")
+    return doc
+
+
+def read_record(path: str | Path, kind: str | None = None) -> dict:
+    """Read a scene's record and see that it has what is read of it: of a `kind` cogs, grids or products, or of any.
+
+    Raises
+    ------
+    DamagedRecordError
+    FileNotFoundError
+    """
+    try:
+        record = read_json(path)
+        wanted = RECORD_FIELDS["every"] | (RECORD_FIELDS[kind] if kind and record.get("state") == "done" else {})
+        _require(record, wanted)
+        parts = {"cogs": ("bands", BAND_FIELDS), "products": ("products", PRODUCT_FIELDS)}.get(kind)
+        for part in record.get(parts[0], {}).values() if parts else ():
+            _require(part, parts[1])
+    except (ValueError, AttributeError) as error:
+        raise DamagedRecordError(f"{path} is not a record of cogmill ({error}): delete it and run again") from error
+    return record
+
+
+def _require(doc, fields: dict) -> None:
+    if not isinstance(doc, dict):
+        raise ValueError(f"a {type(doc).__name__} stands where an object should")
+    for name, types in fields.items():
+        if not isinstance(doc.get(name), types):
+            raise ValueError(f"its {name!r} is {doc.get(name)!r:.50}")
 
 
 def new_record(kind: str, scene: str) -> dict:
@@ -173,6 +251,18 @@ def write_ledger(path: str | Path, lines: list[dict]) -> None:
 
 
 def read_ledger(path: str | Path) -> list[dict]:
-    """Lines of a ledger."""
+    """Lines of a ledger.
+
+    Raises
+    ------
+    DamagedRecordError
+    FileNotFoundError
+    """
     # not splitlines(): a message may hold U+2028 or U+0085, which end no line of JSON
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").split("\n") if line]
+    try:
+        lines = [_parsed(line) for line in Path(path).read_bytes().split(b"\n") if line]
+        for line in lines:
+            _require(line, {"scene": str, "state": str, "products": dict})
+    except ValueError as error:
+        raise DamagedRecordError(f"{path} is not a ledger of cogmill ({error}): delete it and run again") from error
+    return lines

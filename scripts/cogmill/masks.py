@@ -1,5 +1,6 @@
 """Which pixels a quality band calls unfit: by class (Sentinel-2 SCL) or by bit (Landsat QA_PIXEL)."""
 
+import math
 from dataclasses import dataclass
 
 from cogmill.errors import ConfigError, SceneError
@@ -34,37 +35,52 @@ class MaskRule:
                 raise ConfigError(f"key 'masks.{self.band}.{key}': {wrong[0]!r} found, {wanted} wanted")
 
 
-def native_nodata(nodata, dtype):
-    """Nodata as a value of `dtype`, None where no pixel of that type can be it.
+def nodata_in(value, dtype):
+    """Number `value` as a pixel of `dtype` would hold it, None where no pixel can.
 
     Parameters
     ----------
-    nodata : int, float or None
-        As a file's tag or the sheet says it.
+    value : int or float
+        As a file's tag or the sheet says it; NaN and infinity too.
     dtype : str or numpy.dtype
         An integer or float type.
 
     Returns
     -------
-    numpy scalar of `dtype`, or None
-        None for no nodata, for NaN and infinity (never valid in any case), for a fraction or a number out of an
-        integer type's range (-9999 on uint16), and for a float too large for float32. A float is rounded to the
-        type: -9999.1 written as text matches the float32 nearest to it.
+    int, float or None
+        None for a fraction or a number out of an integer type's range (-9999 on uint16), and for a number too large
+        for a float type. A float is rounded to the type: -9999.1 written as text is the float32 nearest to it.
+
+    >>> nodata_in(-9999.0, "uint8"), nodata_in(255.0, "uint8"), nodata_in(float("nan"), "float32")
+    (None, 255, nan)
     """
     import numpy as np
 
     dtype = np.dtype(dtype)
-    if nodata is None or not -float("inf") < nodata < float("inf"):
-        return None
     if dtype.kind == "f":
+        try:
+            number = float(value)
+        except OverflowError:  # whole numbers have no end
+            return None
         with np.errstate(over="ignore"):
-            value = dtype.type(nodata)
-        return value if np.isfinite(value) else None
-    limits = np.iinfo(dtype)
-    # int() keeps an int64 exact; float() would not
-    if nodata != int(nodata) or not limits.min <= int(nodata) <= limits.max:
+            held = float(dtype.type(number))
+        return None if math.isinf(held) and not math.isinf(number) else held
+    # int() keeps 64 bits exact; float() would not
+    if not -math.inf < value < math.inf or value != int(value):
         return None
-    return dtype.type(int(nodata))
+    limits = np.iinfo(dtype)
+    return int(value) if limits.min <= int(value) <= limits.max else None
+
+
+def native_nodata(nodata, dtype):
+    """Nodata as a NumPy scalar of `dtype` to compare pixels with; see `nodata_in`.
+
+    None for no nodata, and for NaN and infinity, which are never valid in any case.
+    """
+    import numpy as np
+
+    held = None if nodata is None else nodata_in(nodata, dtype)
+    return None if held is None or not math.isfinite(held) else np.dtype(dtype).type(held)
 
 
 def clear(pixels, rule: MaskRule, nodata=None):

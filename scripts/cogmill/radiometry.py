@@ -117,10 +117,8 @@ def decide_radiometry(claims: Claims, kind: str, integer: bool) -> Radiometry:
     if claims.by_sensor and not integer and claims.by_sensor != IDENTITY:
         raise SceneError(
             f"{claims.where} holds floating-point numbers without scale and offset tags, and sensor "
-            f"'{claims.sensor}' gives "
-            f"{_text(claims.by_sensor)} for its integers: the numbers may be calibrated already or not. Give "
-            "both in the sheet's "
-            "columns 'scale' and 'offset' (1 and 0 if they are calibrated).",
+            f"'{claims.sensor}' gives {_text(claims.by_sensor)} for its integers: the numbers may be calibrated "
+            "already or not. Give both in the sheet's columns 'scale' and 'offset' (1 and 0 if they are calibrated).",
             "radiometry_unclear",
         )
     if claims.by_sensor and integer:
@@ -139,13 +137,13 @@ def _from_sheet(claims: Claims) -> Radiometry:
     if claims.sheet_scale is None or claims.sheet_offset is None:
         given, missing = ("offset", "scale") if claims.sheet_scale is None else ("scale", "offset")
         which = ("scale", "offset").index(missing)
-        others = [("tags", claims.tagged), (f"sensor '{claims.sensor}'", claims.by_sensor)]
+        others = [("the tags", claims.tagged), (f"sensor '{claims.sensor}'", claims.by_sensor)]
         for source, other in others:
             if other and other[which] != IDENTITY[which]:
                 raise SceneError(
-                    f"{claims.where}: the sheet gives {given} {pair[1 - which]!r} but no {missing}, and "
-                    f"{source} says "
-                    f"{_text(other)}: it is unclear which {missing} is meant. Fill in column '{missing}' too.",
+                    f"{claims.where}: the sheet gives {given} {pair[1 - which]!r} but no {missing}, against "
+                    f"{_text(other)} of {source}: it is unclear which {missing} is meant. Fill in column "
+                    f"'{missing}' too.",
                     "radiometry_unclear",
                 )
     return Radiometry(*_usable(pair, claims, "the sheet"), "sheet", f"sheet: {_text(pair)}")
@@ -158,8 +156,8 @@ def _from_tags(claims: Claims, integer: bool) -> Radiometry:
     if not _same(tagged, claims.by_sensor):
         raise SceneError(
             f"{claims.where}: tags say {_text(tagged)}, sensor '{claims.sensor}' says "
-            f"{_text(claims.by_sensor)}. Name the sensor "
-            "that fits the file (column 'sensor'), or decide in the sheet's columns 'scale' and 'offset'.",
+            f"{_text(claims.by_sensor)}. Name the sensor that fits the file (column 'sensor'), or decide in the "
+            "sheet's columns 'scale' and 'offset'.",
             "radiometry_conflict",
         )
     return Radiometry(*tagged, "tags", f"tags of {claims.file}: {_text(tagged)}, as sensor '{claims.sensor}' says")
@@ -175,9 +173,8 @@ def _pair(scale: float | None, offset: float | None) -> tuple[float, float]:
 def _usable(pair: tuple[float, float], claims: Claims, source: str) -> tuple[float, float]:
     if not all(map(isfinite, pair)) or pair[0] == 0:
         raise SceneError(
-            f"{claims.where}: {source} gives {_text(pair)}, with which nothing can be calculated. Give both "
-            "in the sheet's columns "
-            "'scale' and 'offset'.",
+            f"{claims.where}: nothing can be calculated with {_text(pair)} of {source}. Give both in the sheet's "
+            "columns 'scale' and 'offset'.",
             "radiometry_unclear",
         )
     return pair

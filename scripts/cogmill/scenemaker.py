@@ -273,7 +273,9 @@ class Tally:
         """Statistics in the product's unit (packed numbers times scale plus offset)."""
         valid, invalid, clamped, infinite = (int(count) for count in self.counts)
         stats = {"valid": valid, "invalid": invalid, "clamped": clamped, "infinite": infinite}
-        values = (self.low, self.high, self.total / self.number) if self.number else (None, None, None)
+        # with a negative scale the least stored number is the greatest value
+        low, high = (self.high, self.low) if scale < 0 else (self.low, self.high)
+        values = (low, high, self.total / self.number) if self.number else (None, None, None)
         for name, value in zip(("min", "max", "mean"), values, strict=True):
             stats[name] = None if value is None else encode_number(float(value) * scale + offset)
         return stats

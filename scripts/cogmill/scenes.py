@@ -16,6 +16,8 @@ BAND = "{band}"
 SCENE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 LONGEST_SCENE = 150  # file names made of it must stay within 255 bytes
 NUMBER = r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"
+SIDECARS = (".aux.xml", ".msk")  # behind the file's name
+WORLD_FILES = (".wld", ".hdr")  # instead of its ending; and .tfw of .tif, .tifw
 # what GDAL opens without a local file of that very name: /vsi paths, URLs, DRIVER:file:part
 NOT_A_FILE = re.compile(r"/vsi|[A-Za-z][A-Za-z0-9+.-]+://|[A-Z][A-Z0-9_]+:")
 DELIMITERS = (",", "\t", ";")
@@ -99,6 +101,16 @@ class Scene:
 def is_local(path: str) -> bool:
     """Whether a path means a local file: it is there, or looks like nothing else."""
     return os.path.exists(path) or not NOT_A_FILE.match(path)
+
+
+def sidecars(path: str) -> list[str]:
+    """Files beside a local raster that GDAL reads for it: metadata, mask, place."""
+    if not os.path.isfile(path):
+        return []
+    stem, ending = os.path.splitext(path)
+    endings = [f"{ending[:2]}{ending[-1:]}w", f"{ending}w"] if len(ending) > 2 else []
+    names = [path + more for more in SIDECARS] + [stem + other for other in (*endings, *WORLD_FILES)]
+    return [name for name in dict.fromkeys(names) if name != path and os.path.isfile(name)]
 
 
 def read_sheet(
@@ -253,7 +265,9 @@ class _LineReader:
                 return self._problem(line, name, f"{cell} cannot be used")
             return value
         if name == "nodata":
-            return int(cell) if re.fullmatch(r"[-+]?[0-9]+", cell) else float(cell)
+            # no number of 64 bits has more digits
+            value = int(cell) if re.fullmatch(r"[-+]?[0-9]{1,20}", cell) else float(cell)
+            return self._problem(line, name, f"{cell} cannot be used") if math.isinf(value) else value
         if name == "datetime" and not _is_date(cell):
             return self._problem(line, name, f"{cell!r} found, ISO 8601 wanted: 2020-07-05 or 2020-07-05T10:20:31Z")
         return cell

@@ -7,17 +7,23 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import rasterio
 from rasterio.enums import ColorInterp, MaskFlags
 from rasterio.errors import CRSError, RasterioError
 
-from cogmill.cog.files import LASTING
-from cogmill.cog.header import Header, open_raster, read_header
+from cogmill.cog.files import lasts
+from cogmill.cog.header import Header, band_text, open_raster, read_header
 from cogmill.errors import CogmillError, RetryableError, SceneError
 from cogmill.ledger import decode_number
+from cogmill.masks import nodata_in
+from cogmill.scenes import sidecars
+
+log = logging.getLogger("cogmill")
+
+# what rasterio raises on a file that it cannot make sense of; texts in Latin-1 and wild numbers come as the last three
+STRANGE = (RasterioError, CRSError, MemoryError, ValueError, ArithmeticError, LookupError)
 
 # One window's blocks must fit; more would only add to each job's memory, since no block is read twice.
 GDAL_CACHE_BYTES = 64 << 20
@@ -83,13 +89,18 @@ class SourceBand:
 
 @dataclass(frozen=True)
 class SourceFile:
-    """Structure of an input raster; `sidecar_mask` is the time of change of its .msk file."""
+    """Structure of an input raster.
+
+    `parts` are the other local files that GDAL reads for it, as (path, size, time of change): sidecars, and what a
+    virtual raster is made of. `sidecars` are the paths of those that Snakemake watches.
+    """
 
     path: str
     local: str | None
     size: int | None
     mtime_ns: int | None
-    sidecar_mask: int | None
+    parts: tuple[tuple[str, int, int], ...]
+    sidecars: tuple[str, ...]
     driver: str
     count: int
     dtypes: tuple[str, ...]
@@ -97,17 +108,19 @@ class SourceFile:
     block: tuple[int, int]
     compression: str | None
     interleave: str | None
+    descriptions: tuple[str | None, ...]
 
     @property
     def identity(self) -> list:
         """Changes whenever its local bytes do."""
-        return [self.path, self.size, self.mtime_ns, self.sidecar_mask]
+        return [self.path, self.size, self.mtime_ns, [list(part) for part in self.parts]]
 
     def to_json(self) -> dict:
         return {
             "path": self.path,
             "size": self.size,
             "mtime_ns": self.mtime_ns,
+            "sidecars": list(self.sidecars),
             "driver": self.driver,
             "dtype": self.dtypes[0] if len(set(self.dtypes)) == 1 else ",".join(self.dtypes),
             "bands": self.count,
@@ -170,15 +183,7 @@ class SceneFiles:
         return files
 
     def _file_of(self, pattern: str, role: str) -> str:
-        tokens = self.band(role)["file"]
-        if not tokens:
-            raise self.error(
-                f"sensor '{self.sensor['name']}' names no file for band '{role}', so {pattern} cannot be "
-                "filled in. Give the "
-                "band's `file` names in the sensor's file, or one file with all bands in column 'path'",
-                "band_missing",
-            )
-        candidates = [pattern.replace("{band}", token) for token in dict.fromkeys(tokens)]
+        candidates = [pattern.replace("{band}", token) for token in dict.fromkeys(self.band(role)["file"])]
         there = [path for path in candidates if exists(path)]
         if not there:
             raise self.error(
@@ -215,7 +220,7 @@ class SceneFiles:
         with _listen() as heard:
             try:
                 yield
-            except (RasterioError, CRSError, MemoryError) as error:
+            except STRANGE as error:
                 raise self.fault(path, error, doing) from error
         damage = next((text for text in heard if pixels and DAMAGE.search(text)), None)
         if damage:
@@ -293,6 +298,8 @@ def exists(path: str) -> bool:
     try:
         with open_raster(path):
             return True
+    except ValueError:  # it is there; what is strange about it is said when it is opened
+        return True
     except RasterioError as error:
         words = gdal_words(error)
         if REMOTE.match(path) and not NOT_THERE.search(words) and "not recognized" not in words:
@@ -325,9 +332,8 @@ def open_source(scene: SceneFiles, path: str):
             dataset = stack.enter_context(open_raster(path))
         if dataset.count == 0:
             raise scene.error(
-                f"{path} has no band of its own but {len(dataset.subdatasets)} subdatasets: give one of them "
-                "in column 'path': "
-                f"{', '.join(dataset.subdatasets[:10])}",
+                f"{path} has no band of its own but {len(dataset.subdatasets)} subdatasets: give one of them in "
+                f"column 'path': {', '.join(dataset.subdatasets[:10])}",
                 "no_bands",
             )
         yield dataset
@@ -343,16 +349,16 @@ def _probe(scene: SceneFiles, path: str) -> None:
     try:
         with open(local, "rb") as file:
             empty = not file.read(1)
-    except LASTING as error:
-        raise scene.error(f"{path} cannot be opened: {error.strerror}", "unreadable") from error
     except OSError as error:
+        if lasts(error):
+            raise scene.error(f"{path} cannot be opened: {error.strerror}", "unreadable") from error
         raise RetryableError(f"scene '{scene.name}': {path} cannot be read: {error}", "io_error") from error
     if empty:
         raise scene.error(f"{path} cannot be read: the file is empty (0 bytes)", "unreadable")
 
 
-def describe_file(path: str, dataset) -> SourceFile:
-    """How an open raster is stored."""
+def describe_file(scene: SceneFiles, path: str, dataset) -> SourceFile:
+    """How an open raster is stored, and how its bands are described."""
     local = local_file(path)
     found = os.stat(local) if local and os.path.isfile(local) else None
     structure = dataset.tags(ns="IMAGE_STRUCTURE")
@@ -361,7 +367,8 @@ def describe_file(path: str, dataset) -> SourceFile:
         local=local,
         size=found.st_size if found else None,
         mtime_ns=found.st_mtime_ns if found else None,
-        sidecar_mask=os.stat(f"{path}.msk").st_mtime_ns if os.path.isfile(f"{path}.msk") else None,
+        parts=_parts(path, dataset),
+        sidecars=tuple(sidecars(path)),
         driver=dataset.driver,
         count=dataset.count,
         dtypes=tuple(dataset.dtypes),
@@ -369,10 +376,46 @@ def describe_file(path: str, dataset) -> SourceFile:
         block=tuple(dataset.block_shapes[0]),
         compression=structure.get("COMPRESSION"),
         interleave=structure.get("INTERLEAVE"),
+        descriptions=tuple(_description(scene, path, dataset, number) for number in range(1, dataset.count + 1)),
     )
 
 
-def find_bands(scene: SceneFiles, path: str, dataset, roles: list[str]) -> dict[str, int]:
+def _parts(path: str, dataset) -> tuple[tuple[str, int, int], ...]:
+    if REMOTE.match(path):
+        return ()
+    names, todo = {dataset.name}, list(dataset.files)
+    while todo:
+        name = todo.pop()
+        # external pyramids are never looked at
+        if name in names or name.endswith(".ovr"):
+            continue
+        names.add(name)
+        if name.casefold().endswith(".vrt"):
+            with open_raster(name) as nested:
+                todo += nested.files
+    files = {local for local in map(local_file, names) if local} - {local_file(path)}
+    found = {name: os.stat(name) for name in sorted(files)}
+    return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in found.items())
+
+
+def _description(scene: SceneFiles, path: str, dataset, number: int) -> str | None:
+    texts = {}
+    for what in ("descriptions", "units"):
+        try:
+            texts[what] = band_text(dataset, what, number)
+        except UnicodeDecodeError as error:
+            log.warning(
+                "scene '%s': %s, band %d: a text among its %s is not in UTF-8 and is left out: %r",
+                scene.name,
+                path,
+                number,
+                what,
+                error.object,
+            )
+    return texts.get("descriptions")
+
+
+def find_bands(scene: SceneFiles, file: SourceFile, dataset, roles: list[str]) -> dict[str, int]:
     """{role: band number} of the roles to be found in one file.
 
     By description where any description is a name of the sensor's bands; else by position in a file with all bands;
@@ -383,29 +426,28 @@ def find_bands(scene: SceneFiles, path: str, dataset, roles: list[str]) -> dict[
     SceneError
         `band_missing` (with the bands that there are), `band_ambiguous`.
     """
-    by_description = _described_roles(scene, path, dataset)
+    by_description = _described_roles(scene, file)
     if by_description:
         lacking = [role for role in roles if role not in by_description]
         if lacking:
             raise scene.error(
-                f"{path} has no band '{lacking[0]}' among its described bands: it has "
-                f"{_bands_text(dataset)}, of which sensor "
-                f"'{scene.sensor['name']}' knows {', '.join(by_description)}. Correct the descriptions or "
-                "column 'sensor'",
+                f"{file.path} has no band '{lacking[0]}' among its described bands: it has {_bands_text(file)}, of "
+                f"which sensor '{scene.sensor['name']}' knows {', '.join(by_description)}. Correct the descriptions "
+                "or column 'sensor'",
                 "band_missing",
             )
         return {role: by_description[role] for role in roles}
     if "{band}" in scene.row["path"]:
-        return {role: _only_band(scene, path, dataset, role) for role in roles}
-    return {role: _positioned_band(scene, path, dataset, role) for role in roles}
+        return {role: _only_band(scene, file, dataset, role) for role in roles}
+    return {role: _positioned_band(scene, file, dataset, role) for role in roles}
 
 
-def _described_roles(scene: SceneFiles, path: str, dataset) -> dict[str, int]:
+def _described_roles(scene: SceneFiles, file: SourceFile) -> dict[str, int]:
     names = {
         name.casefold(): role for role, band in scene.bands.items() for name in (role, *band["names"], *band["file"])
     }
     found: dict[str, int] = {}
-    for number, description in enumerate(dataset.descriptions, 1):
+    for number, description in enumerate(file.descriptions, 1):
         # some readers describe a band as "B4, central wavelength 665 nm"
         for text in (description or "", (description or "").split(",")[0]):
             role = names.get(text.strip().casefold())
@@ -415,33 +457,33 @@ def _described_roles(scene: SceneFiles, path: str, dataset) -> dict[str, int]:
             continue
         if role in found:
             raise scene.error(
-                f"{path}: bands {found[role]} and {number} are both described as band '{role}' "
-                f"({_bands_text(dataset)}). Correct the descriptions",
+                f"{file.path}: bands {found[role]} and {number} are both described as band '{role}' "
+                f"({_bands_text(file)}). Correct the descriptions",
                 "band_ambiguous",
             )
         found[role] = number
     return found
 
 
-def _only_band(scene: SceneFiles, path: str, dataset, role: str) -> int:
+def _only_band(scene: SceneFiles, file: SourceFile, dataset, role: str) -> int:
     numbers = [n for n, meaning in enumerate(dataset.colorinterp, 1) if meaning != ColorInterp.alpha]
     if len(numbers) != 1:
         raise scene.error(
-            f"{path} should hold band '{role}' alone but has {_bands_text(dataset)}. Describe the bands by "
-            "the sensor's names, "
-            "or give the file without {band} in column 'path'",
+            f"{file.path} should hold band '{role}' alone but has {_bands_text(file)}. Describe the bands by the "
+            "sensor's names, or give the file without {band} in column 'path'",
             "band_ambiguous",
         )
     return numbers[0]
 
 
-def _positioned_band(scene: SceneFiles, path: str, dataset, role: str) -> int:
+def _positioned_band(scene: SceneFiles, file: SourceFile, dataset, role: str) -> int:
+    path = file.path
     position = scene.band(role)["position"]
     if position is None:
         raise scene.error(
-            f"sensor '{scene.sensor['name']}' gives no position for band '{role}' and {path} describes no "
-            "band by a name of its: "
-            f"it has {_bands_text(dataset)}. Add the band's `position` to the sensor's file, or describe the bands",
+            f"sensor '{scene.sensor['name']}' gives no position for band '{role}', and {path} describes no band by a "
+            f"name of the sensor's: it has {_bands_text(file)}. Add the band's `position` to the sensor's file, or "
+            "describe the bands",
             "band_missing",
         )
     if position > dataset.count:
@@ -452,25 +494,22 @@ def _positioned_band(scene: SceneFiles, path: str, dataset, role: str) -> int:
         )
         raise scene.error(
             f"{path} has no band {position}, where sensor '{scene.sensor['name']}' has '{role}': it has "
-            f"{_bands_text(dataset)}"
-            f"{others}. Correct column 'path' or 'sensor'",
+            f"{_bands_text(file)}{others}. Correct column 'path' or 'sensor'",
             "band_missing",
         )
     if dataset.colorinterp[position - 1] == ColorInterp.alpha:
         raise scene.error(
-            f"band {position} of {path}, where sensor '{scene.sensor['name']}' has '{role}', is marked as "
-            "alpha (transparency), and "
-            "GDAL would mask the other bands by it. Name the sensor that fits in column 'sensor', or, if the "
-            "mark is wrong, take it "
-            f"off: gdal_edit.py -colorinterp_{position} undefined",
+            f"band {position} of {path}, where sensor '{scene.sensor['name']}' has '{role}', is marked as alpha "
+            "(transparency), and GDAL would mask the other bands by it. Name the sensor that fits in column "
+            f"'sensor', or, if the mark is wrong, take it off: gdal_edit.py -colorinterp_{position} undefined",
             "alpha_as_band",
         )
     return position
 
 
-def _bands_text(dataset) -> str:
-    named = [f"{n} ({text or 'no description'})" for n, text in enumerate(dataset.descriptions, 1)]
-    return f"{dataset.count} band{'s' if dataset.count > 1 else ''}: {', '.join(named)}"
+def _bands_text(file: SourceFile) -> str:
+    named = [f"{n} ({text or 'no description'})" for n, text in enumerate(file.descriptions, 1)]
+    return f"{file.count} band{'s' if file.count > 1 else ''}: {', '.join(named)}"
 
 
 def unapplied_alpha(dataset, numbers: list[int]) -> int | None:
@@ -486,14 +525,14 @@ def describe_band(scene: SceneFiles, path: str, dataset, role: str, number: int,
     Raises
     ------
     SceneError
-        `complex_dtype`, `unsupported_dtype`, `nodata_range` (the sheet's nodata cannot occur in the dtype).
+        `complex_dtype`, `unsupported_dtype`, `nodata_range` (the sheet's nodata cannot occur in the dtype), `header`
+        (a place that is no number).
     """
     dtype = dataset.dtypes[number - 1]
     if "complex" in dtype:
         raise scene.error(
-            f"band '{role}' ({path}, band {number}) is of complex data type {dtype}; products are "
-            "real-valued. Make amplitude or "
-            "phase first",
+            f"band '{role}' ({path}, band {number}) is of complex data type {dtype}; products are real-valued. "
+            "Make amplitude or phase first",
             "complex_dtype",
         )
     if dtype not in ("float32", "float64") and np.dtype(dtype).kind not in "iu":
@@ -503,8 +542,8 @@ def describe_band(scene: SceneFiles, path: str, dataset, role: str, number: int,
     flags = dataset.mask_flag_enums[number - 1]
     nodata, nodata_from = _decide_nodata(scene, path, dataset, role, number, kind)
     by_mask = MaskFlags.nodata not in flags or MaskFlags.per_dataset in flags or nodata_from == INEXACT_NODATA
-    with scene.gdal(path, "read"):
-        header = read_header(dataset, number)
+    header = read_header(dataset, number)
+    _check_place(scene, path, header)
     return SourceBand(
         role=role,
         number=number,
@@ -512,7 +551,8 @@ def describe_band(scene: SceneFiles, path: str, dataset, role: str, number: int,
         dtype=dtype,
         nodata=nodata,
         nodata_from=nodata_from,
-        masked=MaskFlags.all_valid not in flags and by_mask,
+        # of a mask, 0 is invalid and nothing else is
+        masked=kind != "mask" and MaskFlags.all_valid not in flags and by_mask,
         shared_mask=MaskFlags.per_dataset in flags,
         header=replace(
             header,
@@ -524,6 +564,17 @@ def describe_band(scene: SceneFiles, path: str, dataset, role: str, number: int,
     )
 
 
+def _check_place(scene: SceneFiles, path: str, header: Header) -> None:
+    if header.transform:
+        a, b, _, d, e, _ = header.transform
+        size = a * e - b * d
+        if not all(map(math.isfinite, (*header.transform, size))) or size == 0:
+            raise scene.error(f"{path}: its geotransform {header.transform} places no pixel. Correct it", "header")
+    for point in header.gcps or ():
+        if not all(map(math.isfinite, point)):
+            raise scene.error(f"{path}: its ground control point {point} is not of numbers. Correct it", "header")
+
+
 def _lasting(tags: dict) -> dict:
     return {key: value for key, value in tags.items() if not OLD_FILE_TAG.match(key)}
 
@@ -531,14 +582,16 @@ def _lasting(tags: dict) -> dict:
 def _decide_nodata(
     scene: SceneFiles, path: str, dataset, role: str, number: int, kind: str
 ) -> tuple[float | int | None, str]:
-    """Sheet, else file, else (for integers that are measurements) the sensor."""
+    """Sheet, else file, else (for integers that are measurements) the sensor; a mask has none."""
+    if kind == "mask":
+        return None, "nobody"
     dtype = dataset.dtypes[number - 1]
     given = scene.number("nodata") if kind == "continuous" else None
     if given is not None:
         usable = nodata_in(given, dtype)
         if usable is None:
             raise scene.error(
-                f"nodata {given:g} of the sheet cannot occur in band '{role}' ({path}), which is {dtype}. "
+                f"nodata {given} of the sheet cannot occur in band '{role}' ({path}), which is {dtype}. "
                 "Correct column 'nodata'",
                 "nodata_range",
             )
@@ -567,26 +620,11 @@ def _is_inexact(declared: float | None, dtype: str, flags: list[MaskFlags]) -> b
     return declared is None or (abs(declared) >= 2**53 and declared != np.iinfo("int64").min)
 
 
-def nodata_in(value: float | int, dtype: str) -> float | int | None:
-    """`value` as a pixel of `dtype` would hold it, None where no pixel can.
-
-    >>> nodata_in(-9999.0, "uint8"), nodata_in(255.0, "uint8"), nodata_in(float("nan"), "float32")
-    (None, 255, nan)
-    """
-    kind = np.dtype(dtype)
-    if kind.kind == "f":
-        with np.errstate(over="ignore"):
-            held = float(kind.type(value))
-        return None if math.isinf(held) and not math.isinf(value) else held
-    if isinstance(value, float) and not value.is_integer():
-        return None
-    limits = np.iinfo(kind)
-    return int(value) if limits.min <= int(value) <= limits.max else None
-
-
 def changed_since(file: SourceFile) -> bool:
-    """Whether a local file was written to after its header was read."""
-    if file.size is None:
-        return False
-    found = Path(file.local).stat()
-    return (found.st_size, found.st_mtime_ns) != (file.size, file.mtime_ns)
+    """Whether a local file of the raster was written to after its header was read."""
+    own = [] if file.size is None else [(file.local, file.size, file.mtime_ns)]
+    for path, size, mtime_ns in (*own, *file.parts):
+        found = os.stat(path)
+        if (found.st_size, found.st_mtime_ns) != (size, mtime_ns):
+            return True
+    return False

@@ -1,13 +1,11 @@
 """How far a campaign is, told from its records; and taking records away, so that Snakemake makes a scene again."""
 
-import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cogmill.errors import CogmillError
-from cogmill.ledger import read_json, read_ledger
+from cogmill.ledger import read_json, read_ledger, read_record
 
 # The records of a scene in the order in which they come, and what lies beside them that belongs to no raster.
 KINDS = ("cogs", "grids", "products")
@@ -44,16 +42,37 @@ def is_stored(record: str | Path, key: str | None) -> bool:
         return False
 
 
+def file_marks(paths: Iterable[str], record: str | Path) -> list[list]:
+    """[path, size, mtime_ns] of source files; of those that are lost as the scene's `cogs` record has them.
+
+    A file that changed has another mark, even one that was put there with an older time than the record's.
+    """
+    marks, known = [], None
+    for path in paths:
+        try:
+            found = os.stat(path)
+            marks.append([path, found.st_size, found.st_mtime_ns])
+        except OSError:
+            known = _known_marks(record) if known is None else known
+            marks.append([path, *known.get(path, (None, None))])
+    return marks
+
+
+def _known_marks(record: str | Path) -> dict[str, list]:
+    try:
+        return {path: mark for path, *mark in read_json(record).get("watched", [])}
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
 def scene_state(results: str | Path, scene: str) -> SceneState:
     """State of a scene by its records: the first that is not done decides, else the products' record."""
     for kind in KINDS:
         path = record_path(results, kind, scene)
         try:
-            record = read_json(path)
+            record = read_record(path)
         except FileNotFoundError:
             return SceneState(scene, "waiting", kind)
-        except ValueError as error:
-            raise CogmillError(f"{path} is not a record of cogmill ({error}): delete it and run again") from error
         if record["state"] != "done":
             break
     state = "unfinished" if record["reason"] == "unfinished" else record["state"]
@@ -77,8 +96,6 @@ def broken_scenes(ledger: str | Path, home: str | Path, scenes: Iterable[str]) -
         lines = read_ledger(ledger)
     except FileNotFoundError:
         return []
-    except json.JSONDecodeError as error:
-        raise CogmillError(f"{ledger} is not a ledger of cogmill ({error}): delete it and run again") from error
     wanted = set(scenes)
     done = (line for line in lines if line["state"] == "done" and line["scene"] in wanted)
     return [line["scene"] for line in done if not _is_there(line, home, written)]
@@ -108,7 +125,7 @@ def _is_recorded(record: str, late: dict[str, int]) -> bool:
     try:
         products = read_json(record)["products"]
         return all(products[name]["mtime_ns"] == mtime_ns for name, mtime_ns in late.items())
-    except (FileNotFoundError, ValueError, KeyError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return False
 
 

@@ -35,13 +35,36 @@ class Inputs:
                 f"`cogmill forget {self.folder.name}` and start the campaign again",
                 "cog_missing",
             )
-        return CogReader(
+        reader = CogReader(
             path,
             band["band"],
             checksums=decode_checksums(band["tile_checksums"]),
             mask_checksums=decode_checksums(band["mask_checksums"]),
             threads=threads,
         )
+        try:
+            self._require_as_recorded(role, reader)
+        except SceneError:
+            reader.close()
+            raise
+        return reader
+
+    def _require_as_recorded(self, role: str, reader: CogReader) -> None:
+        """The checksums guard the tiles, not the header that says how to read them."""
+        band, image = self.bands[role], reader.index.images[0]
+        found = {
+            "shape": list(image.shape),
+            "dtype": image.dtype,
+            "predictor": image.predictor,
+            "mask": reader.index.masks[0] is not None,
+        }
+        for what, value in found.items():
+            if value != band[what]:
+                raise SceneError(
+                    f"band {role!r} in {reader.path} has {what} {value}, recorded was {band[what]}: the file was "
+                    f"changed after it was stored. Run `cogmill forget {self.folder.name}`, then the campaign again",
+                    "changed",
+                )
 
 
 def decode_checksums(text: str | None) -> np.ndarray | None:

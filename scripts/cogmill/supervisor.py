@@ -91,7 +91,7 @@ def compute_batch(scenes, cogs, grids, home, params, run, ledger=None, strict=Fa
         wanted = set(scenes) if strict is True else {x["scene"] for x in read_ledger(strict) if x["state"] == "done"}
         for line in lines:
             if line["scene"] in wanted and line["state"] != "done":
-                raise SceneError(f"{line['state']} ({line['reason']}): {line['message']}", line["reason"])
+                raise SceneError(line["message"], line["reason"])
     if ledger:
         write_ledger(ledger, lines)
     return lines
@@ -103,7 +103,10 @@ def _by_scene(paths) -> dict:
 
 
 def _line(task) -> dict:
-    return ledger_line(read_json(task.record), read_json(task.cogs).get("sensor"), task.products)
+    sensor = None
+    with contextlib.suppress(ValueError):  # a damaged record has failed its scene already
+        sensor = read_json(task.cogs).get("sensor")
+    return ledger_line(read_json(task.record), sensor, task.products)
 
 
 class Supervisor:
@@ -118,7 +121,7 @@ class Supervisor:
         self.context = multiprocessing.get_context("fork")
 
     def run(self) -> dict[str, str]:
-        """{scene: done | skipped | failed | retry}."""
+        """{scene: done | kept | skipped | failed | retry}."""
         queue = list(self.tasks)
         with exit_on_sigterm():
             while queue:
@@ -175,10 +178,9 @@ class Supervisor:
         log.error(message)
         record = load_record(task.record, task.scene)
         journal = record["journal"]
-        if not record["attempts"] or record["attempts"][-1]["outcome"] != "running":
-            # it died before its attempt was written: count it here, or it would be tried for ever
+        if not record["attempts"] or record["attempts"][-1]["outcome"] not in ("running", "stopped"):
+            # it died before its attempt was written; one that was silent says itself that it was stopped
             record["attempts"].append({"started": _now()})
-            journal["started"] += 1
         record["attempts"][-1] |= {
             "ended": _now(),
             "outcome": "crashed",
@@ -187,9 +189,11 @@ class Supervisor:
             "device_name": self.device.name,
             "seconds": {"total": round(seconds, 3)},
         }
-        again = journal["started"] < MAX_DEATHS
-        end_record(record, "failed", "crashed", f"{message} ({journal['started']} times)")
+        journal["died"] += 1
+        again = journal["died"] < MAX_DEATHS
+        end_record(record, "failed", "crashed", f"{message} ({journal['died']} times)")
         write_json(task.record, record)
+        task.running.unlink(missing_ok=True)
         return again
 
 

@@ -10,10 +10,11 @@ import time
 from pathlib import Path
 
 from pyproj import CRS
+from pyproj.exceptions import CRSError
 
-from cogmill.errors import SceneError
+from cogmill.errors import DamagedRecordError, SceneError
 from cogmill.grids import GridSpec
-from cogmill.ledger import end_record, new_record, read_json, write_json
+from cogmill.ledger import end_record, new_record, read_record, write_json
 
 # Of a pixel, at the corners of the raster. Half a pixel is a mistake, the last digits of a text are not.
 TOLERANCE_PX = 1e-9
@@ -36,10 +37,14 @@ def make_control_grid(cogs_record: str | Path, params: dict, out_record: str | P
     Returns
     -------
     dict
-        The record; state "failed" with the reason of the `cogs` record, or `grid_mismatch`.
+        The record; state "failed" with the reason of the `cogs` record, `band_missing` where products or masks need a
+        band that is not stored, or `grid_mismatch`.
     """
     clock = time.perf_counter()
-    cogs = read_json(cogs_record)
+    try:
+        cogs = read_record(cogs_record, "cogs")
+    except DamagedRecordError as error:
+        cogs = end_record(new_record("cogs", Path(cogs_record).parent.name), "failed", error.reason, str(error))
     record = new_record("grids", cogs["scene"])
     if cogs["state"] != "done":
         end_record(record, cogs["state"], cogs["reason"], cogs["message"], cogs["retryable"])
@@ -49,6 +54,9 @@ def make_control_grid(cogs_record: str | Path, params: dict, out_record: str | P
             end_record(record, "done")
         except SceneError as error:
             end_record(record, "failed", error.reason, str(error))
+        except CRSError as error:
+            message = f"scene '{cogs['scene']}': a CRS of its bands cannot be understood (grid mismatch): {error}"
+            end_record(record, "failed", "grid_mismatch", message)
     record["seconds"] = {"total": round(time.perf_counter() - clock, 6)}
     write_json(out_record, record)
     return record
@@ -57,15 +65,18 @@ def make_control_grid(cogs_record: str | Path, params: dict, out_record: str | P
 def _place(cogs: dict, params: dict) -> dict:
     """Target grid and the places of the mask bands on it."""
     scene, bands = cogs["scene"], cogs["bands"]
-    used = [role for role in params.get("bands") or _measurements(bands) if role in bands]
+    used = list(params.get("bands") or _measurements(bands))
+    masks = params.get("masks", [role for role in bands if bands[role]["kind"] != "continuous"])
+    for key, roles in (("products", used), ("masks", masks)):
+        for role in roles:
+            if role not in bands:
+                raise _not_stored(cogs, role, key)
     if not used:
         raise SceneError(
-            f"scene '{scene}': no measured band is stored, only {', '.join(bands)}; products have no grid. "
-            "Correct the products' "
-            "formulas",
+            f"scene '{scene}': no measured band is stored, only {', '.join(bands)}; products have no grid. Correct "
+            "the products' formulas",
             "band_missing",
         )
-    masks = params.get("masks", [role for role in bands if bands[role]["kind"] != "continuous"])
     first = used[0]
     for role in used[1:]:
         _check_same_grid(scene, first, bands[first], role, bands[role])
@@ -82,6 +93,13 @@ def _place(cogs: dict, params: dict) -> dict:
             if band["kind"] == "mask" or role in masks
         },
     }
+
+
+def _not_stored(cogs: dict, role: str, key: str) -> SceneError:
+    """With `cog.bands: all` the store leaves out what a scene lacks; here it shows whether that is needed."""
+    scene = f"scene '{cogs['scene']}': "
+    why = cogs.get("left_out", {}).get(role, "it is not in the store").removeprefix(scene)
+    return SceneError(f"{scene}band '{role}', which '{key}' of the config needs, is missing: {why}", "band_missing")
 
 
 def _measurements(bands: dict) -> list[str]:

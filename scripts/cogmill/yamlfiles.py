@@ -133,6 +133,9 @@ class YamlFiles:
         return None
 
 
+LARGEST = 100_000  # values in a file, aliases expanded
+
+
 class _File:
     """One parsed file: its nodes (with marks) and its plain values."""
 
@@ -143,6 +146,9 @@ class _File:
             self.plain = yaml.SafeLoader("").construct_document(node)
         except yaml.MarkedYAMLError as error:
             problems.add(_mark_place(path, error.problem_mark or error.context_mark), str(error.problem))
+        except (ValueError, KeyError) as error:
+            # a scalar that only looks like its type: 2020-13-45, !!int "abc"
+            problems.add(f"{path}:1:1", f"a value cannot be read: {error}")
 
     def find(self, path: tuple):
         """(key node, value node) of a key, None where the file lacks it."""
@@ -170,6 +176,22 @@ def _is_key(node: yaml.ScalarNode, part) -> bool:
     return node.value == part or (not isinstance(part, str) and yaml.SafeLoader("").construct_document(node) == part)
 
 
+def _expanded(node: yaml.Node) -> int:
+    """Number of values below a node, aliases counted as often as they are used; over `LARGEST` for a loop."""
+    sizes: dict[int, int] = {}
+
+    def size(node) -> int:
+        if not isinstance(node, yaml.CollectionNode):
+            return 1
+        if id(node) not in sizes:
+            sizes[id(node)] = LARGEST + 1  # until it is known: who comes back here in the meantime is in a loop
+            parts = [part for pair in node.value for part in (pair if isinstance(pair, tuple) else (pair,))]
+            sizes[id(node)] = 1 + sum(size(part) for part in parts)
+        return sizes[id(node)]
+
+    return size(node)
+
+
 def _compose(path: str, text: str, problems: Problems) -> yaml.MappingNode | None:
     """Parse one file; an empty one has no keys and gives None."""
     if "\t" in text and _is_json(text):
@@ -188,6 +210,9 @@ def _compose(path: str, text: str, problems: Problems) -> yaml.MappingNode | Non
         problems.add(f"{path}:1:1", "is nested too deeply")
         return None
     if node is None or (isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null"):
+        return None
+    if _expanded(node) > LARGEST:
+        problems.add(f"{path}:1:1", f"its aliases (*name) repeat too much, or themselves: over {LARGEST} values")
         return None
     if not isinstance(node, yaml.MappingNode):
         what = "a list" if isinstance(node, yaml.SequenceNode) else "a single value"

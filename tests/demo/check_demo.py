@@ -134,7 +134,7 @@ def table(verdicts: list[Verdict]) -> str:
     """The comparison as text."""
     lines = [
         f"{'scene':<34}{'product':<9}{'valid pixels':>13}{'wrong':>7}{'mean error':>12}{'largest':>10}"
-        f"{'of allowed':>12}"
+        f"{'% of allowed':>13}"
     ]
     lines += [
         f"{v.scene:<34}{v.product:<9}{v.valid:>13,}{v.differing:>7,}{v.mean_error:>12.1e}{v.largest_error:>10.1e}"

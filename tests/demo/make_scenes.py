@@ -469,22 +469,20 @@ def make_rasters(folder: Path) -> int:
     return changed
 
 
-def sheet_text(folder: Path) -> str:
-    """The sample sheet: one line a scene, paths as seen from the working directory."""
+def sheet_text() -> str:
+    """The sample sheet: one line a scene, paths as seen from the campaign's folder, the workflow's working directory."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("scene", "sensor", "path", "datetime", "group"))
     for scene in (*SCENES, DAMAGED):
-        path = (folder / scene.folder / scene.pattern).as_posix()
+        path = f"{scene.folder}/{scene.pattern}"
         writer.writerow((scene.name, scene.sensor, path, scene.time, scene.folder.split("/")[0]))
     return text.getvalue()
 
 
-def config_text(folder: Path) -> str:
+def config_text() -> str:
     return f"""# The demo campaign, written by tests/demo/make_scenes.py.
-sheet: {(folder / "scenes.csv").as_posix()}
-pathvars:
-  results: {(folder / "results").as_posix()}
+sheet: scenes.csv
 
 products:
   ndvi:
@@ -510,8 +508,8 @@ max_failed_fraction: 0.25 # one of the five scenes is damaged, on purpose
 def make_campaign(folder: Path) -> int:
     """Write the whole campaign into `folder`; returns how many files were new or changed."""
     changed = make_rasters(folder)
-    changed += put(folder / "scenes.csv", sheet_text(folder).encode())
-    return changed + put(folder / "config.yaml", config_text(folder).encode())
+    changed += put(folder / "scenes.csv", sheet_text().encode())
+    return changed + put(folder / "config.yaml", config_text().encode())
 
 
 def main():

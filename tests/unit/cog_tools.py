@@ -29,7 +29,8 @@ def write_cog(
     plan = Layer(pixels.shape, pixels.dtype.name, nodata, mask=valid is not None, **layer)
     with CogWriter(path, plan, header, threads=threads, **options) as writer:
         for window in windows(pixels.shape, tile_rows, tile_cols):
-            writer.write(window, pixels[window.slices], None if valid is None else valid[window.slices])
+            part = slice(window.row, window.row + window.rows), slice(window.col, window.col + window.cols)
+            writer.write(window, pixels[part], None if valid is None else valid[part])
         return writer.finish(tags)
 
 

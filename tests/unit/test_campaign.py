@@ -13,6 +13,7 @@ import yaml
 from cogmill.campaign import LONGEST, Campaign, cut_batches
 from cogmill.errors import ConfigError
 from cogmill.ledger import ingest_key
+from cogmill.scenes import sidecars
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "products: {ndvi: (nir - red) / (nir + red)}\nsheet: s.csv\nsensors: own\n"
@@ -120,6 +121,30 @@ def test_source_files_are_those_that_are_there():
     assert again.source_files("S1") == ["s1_B08.tif", "m.tif"]
     with pytest.raises(ConfigError, match="not found"):
         campaign(sheet=None)
+
+
+def test_sidecars_are_watched_and_stay_inputs_when_they_are_lost():
+    beside = ["s1_B04.tif.aux.xml", "s1_B08.tif.msk", "s1_B08.tfw"]
+    for name in (*beside, "s1_B04.tif.ovr", "s1_B04.txt", "s1_SCL.tif.aux.xml"):
+        Path(name).touch()
+    made = campaign()
+    files = ["s1_B04.tif", "s1_B08.tif", *beside]
+    assert made.source_files("S1") == made.source_files("S1", with_lost=True, record="record.json") == files
+    sources = [{"path": path, "sidecars": sidecars(path)} for path in files[:2]]
+    Path("record.json").write_text(json.dumps({"sources": sources}))
+    for name in files:
+        Path(name).unlink()
+    assert made.source_files("S1") == []
+    assert made.source_files("S1", with_lost=True, record="record.json") == files
+    assert made.source_files("S1", with_lost=True, record="none.json") == files[:2]
+
+
+@pytest.mark.parametrize("number", ["1e999", "-inf", "9" * 5000])
+def test_a_nodata_beyond_all_numbers(number):
+    (line,) = mistakes(
+        CONFIG, SHEET.replace("path\n", "path,nodata\n").replace("s1_{band}.tif", f"s1_{{band}}.tif,{number}")
+    )
+    assert line.startswith("s.csv:2:4: column 'nodata': ")
 
 
 def lost(config: str, stored) -> Campaign:

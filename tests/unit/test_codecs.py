@@ -115,7 +115,7 @@ def test_masks_are_single_bits_leftmost_highest():
     valid = np.zeros((2, 10), np.uint8)
     valid[0, 0], valid[1, 9] = 1, 255
     assert cpu.packed_mask(valid).tolist() == [[128, 0], [0, 64]]
-    assert np.array_equal(cpu.decode_mask(cpu.encode_mask(valid, 3), (2, 10)), np.where(valid, 255, 0))
+    assert np.array_equal(cpu.decode_mask(cpu.compress(cpu.packed_mask(valid), 3), (2, 10)), np.where(valid, 255, 0))
 
 
 def test_checksums_are_xxh3_of_the_little_endian_bytes():

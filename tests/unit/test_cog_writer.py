@@ -474,7 +474,7 @@ def test_any_nodata_value(tmp_path, dtype, nodata):
     with rasterio.open(tmp_path / "a.tif") as dataset:
         assert dataset.read_masks(1).tolist() == np.where(pixels == pixels[0, 0], 0, 255).tolist()
         assert same_bits(dataset.read(1), pixels)
-    assert read_index(tmp_path / "a.tif").images[0].fill == nodata
+    assert read_index(tmp_path / "a.tif").images[0].fill == pixels[0, 0]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """`compute`: pixels, resume, masks, memory ladder."""
 
+import os
 import shutil
+import struct
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from made import NDVI, ORIGIN, prepare, red_nir, write_raster
 from rasterio.rpc import RPC
 from rasterio.transform import Affine
 
-from cogmill import scenemaker
+from cogmill import engine, scenemaker
 from cogmill.cog.validate import validate_cog
 from cogmill.errors import RetryableError, SceneError
 from cogmill.ledger import read_json, read_ledger, write_json
@@ -184,8 +186,9 @@ def test_missing_store_band_says_what_to_do(made):
 
 def test_strict_raises_the_reason(made):
     (made.results / "cogs" / "S1" / "nir.tif").unlink()
-    with pytest.raises(SceneError, match="cog_missing"):
+    with pytest.raises(SceneError, match=r"nir\.tif") as caught:
         compute_batch(**made.batch() | {"strict": True, "ledger": None})
+    assert caught.value.reason == "cog_missing"
 
 
 def test_all_products_of_a_scene(tmp_path):
@@ -287,3 +290,115 @@ def test_rational_polynomials_reach_the_product(tmp_path):
     compute_batch(**made.batch())
     with rasterio.open(product(made)) as file, rasterio.open(path) as source:
         assert file.rpcs == source.rpcs
+
+
+def tampered(made, change):
+    """Change red.tif of the store as `change(file bytes)` says, its size and time kept; the scene's ledger line."""
+    band = made.results / "cogs" / "S1" / "red.tif"
+    times = band.stat().st_atime_ns, band.stat().st_mtime_ns
+    data = bytearray(band.read_bytes())
+    change(data)
+    band.write_bytes(data)
+    os.utime(band, ns=times)
+    return compute_batch(**made.batch())[0]
+
+
+def entry_of(data: bytearray, tag: int) -> int:
+    """Offset of the value of `tag` in the first directory of a little-endian classic TIFF."""
+    (directory,) = struct.unpack_from("<I", data, 4)
+    (count,) = struct.unpack_from("<H", data, directory)
+    entries = [directory + 2 + 12 * k for k in range(count)]
+    return next(entry for entry in entries if struct.unpack_from("<H", data, entry)[0] == tag) + 8
+
+
+def empty_first_tile(data):
+    (counts,) = struct.unpack_from("<I", data, entry_of(data, 325))
+    struct.pack_into("<I", data, counts, 0)
+
+
+def other_predictor(data):
+    struct.pack_into("<H", data, entry_of(data, 317), 1)
+
+
+def signed(data):
+    struct.pack_into("<H", data, entry_of(data, 339), 2)
+
+
+@pytest.mark.parametrize("change", [empty_first_tile, other_predictor, signed])
+def test_a_store_header_that_was_changed_is_noticed(made, change):
+    line = tampered(made, change)
+    assert line["state"] == "failed"
+    assert line["reason"] in ("changed", "damaged_tile", "damaged_index")
+    assert "red.tif" in line["message"]
+
+
+def test_a_store_band_that_lost_its_mask_is_noticed(tmp_path):
+    mask = np.full((60, 70), 255, dtype=np.uint8)
+    mask[:30] = 0
+    made = prepare(tmp_path, [row(write_raster(tmp_path / "S1.tif", red_nir((60, 70)), mask=mask))])
+
+    def drop_mask(data):
+        (directory,) = struct.unpack_from("<I", data, 4)
+        (count,) = struct.unpack_from("<H", data, directory)
+        struct.pack_into("<I", data, directory + 2 + 12 * count, 0)
+
+    assert "mask" in tampered(made, drop_mask)["message"]
+    assert not product(made).exists()
+
+
+@pytest.mark.parametrize("kind", ["cogs", "grids"])
+@pytest.mark.parametrize("text", ["", "{half", "[]", "null", "{}", '{"state": "done"}', "\0\0", "[" * 100_000, "é"])
+def test_a_damaged_record_fails_its_scene_and_says_which_file(made, kind, text):
+    made.path(kind, "S1").write_text(text, encoding="latin-1")
+    line = compute_batch(**made.batch())[0]
+    assert (line["state"], line["reason"]) == ("failed", "record_damaged")
+    assert f"{kind}/S1/record.json" in line["message"]
+    assert "delete it" in line["message"]
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "null", "{}", '{"products": {"ndvi": 3}}', '{"attempts": "x"}', "[" * 100_000, "é"]
+)
+def test_a_damaged_products_record_is_made_anew(made, text):
+    compute_batch(**made.batch())
+    made.path("products", "S1").write_text(text, encoding="latin-1")
+    assert compute_batch(**made.batch())[0]["state"] == "done"
+
+
+def test_a_record_that_a_full_disk_kept_from_being_written_is_no_death(made, monkeypatch):
+    write, calls = engine.write_json, []
+
+    def full_after_the_first(path, doc):
+        calls.append(path)
+        if len(calls) > 1:
+            raise OSError(28, "No space left on device")
+        write(path, doc)
+
+    for _ in range(3):  # more often than deaths are tolerated
+        with monkeypatch.context() as patch:
+            calls.clear()
+            patch.setattr(engine, "write_json", full_after_the_first)
+            with pytest.raises(RetryableError):
+                compute_batch(**made.batch())
+    assert compute_batch(**made.batch())[0]["state"] == "done"
+
+
+@pytest.mark.parametrize("name", ["ndvi.tif", ".x.tmp", "ndvi.stale.tif"])
+def test_links_and_folders_in_the_way_of_a_product(made, name):
+    folder = made.results / "products" / "S1"
+    folder.mkdir(parents=True)
+    if name == "ndvi.tif":
+        (folder / name).symlink_to(name)
+    elif name == ".x.tmp":
+        (folder / name).mkdir()
+    else:
+        (folder / name).write_bytes(b"an older one")
+    assert compute_batch(**made.batch())[0]["state"] == "done"
+    assert validate_cog(product(made)) == []
+
+
+def test_statistics_of_a_negative_scale_are_the_right_way_round(tmp_path):
+    products = {"red": {"formula": "red", "dtype": "int16", "scale": -1.0}}
+    made = prepare(tmp_path, [row(write_raster(tmp_path / "S1.tif", red_nir((60, 70))))], products)
+    stats = compute_batch(**made.batch())[0]["products"]["red"]["stats"]
+    assert stats["min"] < stats["mean"] < stats["max"]

@@ -1,5 +1,6 @@
 """The config: what is accepted, and that each mistake is found in its place."""
 
+import itertools
 import json
 import math
 import re
@@ -10,8 +11,9 @@ import pytest
 import yaml
 
 from cogmill import describe
-from cogmill.config import DTYPES, INTEGER_RANGES, Config, load_config
+from cogmill.config import DTYPES, INTEGER_RANGES, LONGEST_NAME, Config, load_config
 from cogmill.errors import ConfigError
+from cogmill.scenes import LONGEST_SCENE
 from cogmill.yamlfiles import MOST_LINES, Problems
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -155,9 +157,17 @@ def test_products_that_cannot_be(product, line):
     assert line in one_mistake(f"products:\n  a: {product}\n")
 
 
-@pytest.mark.parametrize("name", ["'../evil'", "a b", "ndvi.tif", "record", "ä", "''"])
+@pytest.mark.parametrize("name", ["'../evil'", "a b", "ndvi.tif", "record", "ä", "''", "n" * 81])
 def test_product_names_that_make_no_file_name(name):
     assert re.match(r"c.yaml:1:12: key 'products.", one_mistake(f"products: {{{name}: nir}}\n"))
+
+
+def test_the_longest_product_name_makes_file_names_within_255_bytes():
+    name = "n" * LONGEST_NAME
+    assert list(load(f"products: {{{name}: nir}}\n").products) == [name]
+    assert f"at most {LONGEST_NAME} letters" in one_mistake(f"products: {{{name}n: nir}}\n")
+    assert len(f"{'s' * LONGEST_SCENE}.{name}.jsonl") <= 255
+    assert len(f".{name}.stale.tif.{'0' * 32}.tmp") <= 255
 
 
 def test_names_that_yaml_takes_for_something_else():
@@ -355,3 +365,26 @@ def test_numbers_are_finite_wherever_they_are_written():
 def test_every_dtype_can_be_asked_for():
     for dtype in DTYPES:
         load(f"products: {{a: {{formula: nir, dtype: {dtype}}}}}\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sheet: s.csv\nproducts: &a {n: nir - red, x: *a}\n",
+        "masks: &top {scl: *top}\n",
+        "a: &a [1, 2, 3, 4, 5, 6, 7, 8, 9]\n"
+        + "".join(f"{b}: &{b} [{', '.join(['*' + a] * 9)}]\n" for a, b in itertools.pairwise("abcdefgh")),
+    ],
+)
+def test_aliases_that_never_end_are_refused(text):
+    assert "aliases" in "".join(mistakes(text))
+
+
+@pytest.mark.parametrize("value", ["2020-13-45", "!!int abc", "!!float abc", "!!bool x", "1" * 5000])
+def test_values_that_only_look_like_their_type(value):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config({}, [("c.yaml", f"products: {{n: nir - red}}\nmax_attempts: {value}\n")])
+
+
+def test_no_worker_is_waited_for_longer_than_a_week():
+    assert "604800" in one_mistake("products: {n: nir - red}\ncompute: {stall_s: 99999999999}\n")

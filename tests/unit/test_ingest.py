@@ -18,12 +18,12 @@ from rasterio.control import GroundControlPoint
 from rasterio.enums import ColorInterp
 from rasterio.transform import Affine
 
-from cogmill import ingest
+from cogmill import ingest, sources
 from cogmill.cog.reader import CogReader
 from cogmill.errors import RetryableError
 from cogmill.grids import Window
 from cogmill.ingest import to_cog
-from cogmill.sources import local_file, nodata_in
+from cogmill.sources import local_file
 
 TRANSFORM = Affine(10, 0, 500000, 0, -10, 5000000)
 PROFILE = {"driver": "GTiff", "crs": "EPSG:32631", "transform": TRANSFORM}
@@ -235,21 +235,14 @@ def test_nodata_of_sheet_goes_over_file_goes_over_sensor(tmp_path, store):
     failed(store(plain, ("red",), of, nodata=-9999), "nodata_range", "-9999", "uint16", "'nodata'")
 
 
-@pytest.mark.parametrize(
-    ("value", "dtype", "held"),
-    [
-        (-9999.0, "uint8", None),
-        (255.0, "uint8", 255),
-        (0.5, "int16", None),
-        (float("nan"), "int16", None),
-        (float("inf"), "uint8", None),
-        (0.1, "float32", float(np.float32(0.1))),
-        (1e300, "float32", None),
-        (2**63, "uint64", 2**63),
-    ],
-)
-def test_nodata_in_the_native_dtype(value, dtype, held):
-    assert nodata_in(value, dtype) == held
+def test_a_nodata_of_a_mask_means_nothing(tmp_path, store):
+    source = write(tmp_path / "in.tif", [pixels()])
+    for nodata in (255, 0):
+        mask = write(tmp_path / f"m{nodata}.tif", [pixels("uint8") % 2 * np.uint8(255)], nodata=nodata)
+        band = done(store(source, ("red",), mask=str(mask)))["mask"]
+        assert band["nodata"] is None and band["nodata_from"] == "nobody" and not band["mask"]
+        with rasterio.open(store.folder / "mask.tif") as file:
+            assert file.nodata is None
 
 
 def test_scale_unit_description_and_tags_come_through_but_not_those_of_the_old_file(tmp_path, store):
@@ -412,6 +405,12 @@ def test_all_bands_are_stored_as_far_as_they_are_there(tmp_path, store):
     failed(store(tmp_path / "none" / "{band}.tif", cog={"bands": "all"}), "band_missing")
 
 
+def test_the_record_says_which_bands_were_left_out_and_why(tmp_path, store):
+    path = write(tmp_path / "in.tif", [pixels()])
+    assert "has no band 2" in store(path, cog={"bands": "all"})["left_out"]["nir"]
+    assert store(path, ("red",))["left_out"] == {}
+
+
 def test_one_file_a_band_by_its_tokens(tmp_path, store):
     of = sensor("nir", "nir08", nir={"file": ["B08", "B8"]}, nir08={"file": ["B8A"]})
     for n, token in enumerate(("B08", "B8A")):
@@ -456,6 +455,82 @@ def test_conflict_of_tags_and_sensor_is_a_failed_scene(tmp_path, store):
     failed(store(path, ("red",), of), "radiometry_conflict", "-0.1", "0.0", "'sensor'")
     floats = write(tmp_path / "float.tif", [pixels("float32")])
     failed(store(floats, ("red",), of), "radiometry_unclear", "'scale' and 'offset'")
+
+
+# --- strange ----------------------------------------------------------------------------------------------------------
+
+
+def garbled(path: Path, old: bytes, new: bytes) -> Path:
+    """Replace bytes of a file by as many others."""
+    data = path.read_bytes()
+    assert old in data and len(old) == len(new)
+    path.write_bytes(data.replace(old, new))
+    return path
+
+
+def test_texts_in_latin_1_are_left_out_and_those_of_the_other_bands_are_not(tmp_path, store, caplog):
+    path = described(tmp_path / "in.tif", "B8A", "GROESSE", "B04")
+    with rasterio.open(path, "r+") as file:
+        file.units = ("K", "UNITTT", "m")
+    garbled(garbled(path, b"GROESSE", b"Gr\xf6\xdfe!!"), b"UNITTT", b"UNI\xe9TT")
+    bands = done(store(path, ("red", "nir08"), NAMED, bands=["red", "nir08"]))
+    assert {role: (band["source"]["band"], band["tags"]["unit"]) for role, band in bands.items()} == {
+        "red": (3, "m"),
+        "nir08": (1, "K"),
+    }
+    warnings = [entry.getMessage() for entry in caplog.records if "UTF-8" in entry.getMessage()]
+    assert len(warnings) == 2 and all("S1" in text and "in.tif, band 2" in text for text in warnings)
+    alone = garbled(described(tmp_path / "one.tif", "GROESSE"), b"GROESSE", b"Gr\xf6\xdfe!!")
+    assert done(store(alone, ("red",)))["red"]["tags"]["description"] is None
+
+
+VRT = """<VRTDataset rasterXSize="700" rasterYSize="600">{}<VRTRasterBand dataType="UInt16" band="1"><SimpleSource>
+<SourceFilename relativeToVRT="1">in.tif</SourceFilename></SimpleSource></VRTRasterBand></VRTDataset>"""
+POINTS = (
+    '<GCPList Projection="EPSG:4326"><GCP Id="a" Info="{}" Pixel="{}" Line="0" X="1" Y="2"/>'
+    '<GCP Pixel="9" Line="0" X="2" Y="2"/></GCPList>'
+)
+
+
+@pytest.mark.parametrize(
+    ("element", "reason"),
+    [
+        ('<SRS>LOCAL_CS["\xe9",UNIT["m",1]]</SRS>', "unreadable"),
+        ("<SRS>garbage</SRS>", None),
+        ("<GeoTransform>inf,10,0,5e6,0,-10</GeoTransform>", "header"),
+        ("<GeoTransform>nan,10,0,5e6,0,-10</GeoTransform>", "header"),
+        ("<GeoTransform>5e5,10,0,5e6,0,0</GeoTransform>", "header"),
+        ("<GeoTransform>5e5,1e308,0,5e6,0,-10</GeoTransform>", "header"),
+        (POINTS.format("", "1e999"), "header"),
+        (POINTS.format("\xe9", "1"), "unreadable"),
+        (POINTS.format("", "1").replace("EPSG:4326", "garbage"), None),
+    ],
+)
+def test_a_strange_header_costs_its_scene_at_most(tmp_path, store, element, reason):
+    write(tmp_path / "in.tif", [pixels()])
+    (tmp_path / "in.vrt").write_bytes(VRT.format(element).encode("latin-1"))
+    record = store(tmp_path / "in.vrt", ("red",))
+    if reason:
+        failed(record, reason, "in.vrt")
+    else:
+        done(record)
+
+
+@pytest.mark.parametrize("error", [ValueError, OverflowError, KeyError])
+def test_what_else_rasterio_raises_costs_the_scene(tmp_path, store, monkeypatch, error):
+    def strange(*_):
+        raise error("1e999")
+
+    monkeypatch.setattr(sources, "read_header", strange)
+    failed(store(write(tmp_path / "in.tif", [pixels()]), ("red",)), "unreadable", "in.tif", "1e999")
+
+
+def test_tags_that_are_no_numbers_do_not_hinder_the_record(tmp_path, store):
+    path = write(tmp_path / "in.tif", [pixels()])
+    with rasterio.open(path, "r+") as file:
+        file.scales, file.offsets = (float("inf"),), (float("nan"),)
+    band = done(store(path, ("red",), scale=1.0, offset=0.0))["red"]
+    assert (band["tags"]["scale"], band["tags"]["offset"]) == ("inf", "nan")
 
 
 # --- refused --------------------------------------------------------------------------------------------------------
@@ -597,6 +672,43 @@ def test_a_changed_source_is_stored_anew(tmp_path, store):
     assert first["key"] != second["key"] and np.array_equal(read_back(store, second)[0], pixels(seed=5))
 
 
+def test_a_changed_sidecar_is_stored_anew(tmp_path, store):
+    path = write(tmp_path / "in.tif", [pixels()])
+    keys = [done(store(path, ("red",)))["red"]["key"]]
+    for nodata in (7, 11):
+        Path(f"{path}.aux.xml").write_text(
+            f'<PAMDataset><PAMRasterBand band="1"><NoDataValue>{nodata}</NoDataValue></PAMRasterBand></PAMDataset>'
+        )
+        record = store(path, ("red",))
+        assert done(record)["red"]["nodata"] == nodata
+        assert record["sources"][0]["sidecars"] == [f"{path}.aux.xml"]
+        keys.append(record["bands"]["red"]["key"])
+    assert len(set(keys)) == 3
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_changed_file_behind_a_virtual_raster_is_stored_anew(tmp_path, store, nested):
+    path = write(tmp_path / "in.tif", [pixels()])
+    write_vrt(tmp_path / "in.vrt", ("UInt16", path))
+    write_vrt(tmp_path / "outer.vrt", ("UInt16", tmp_path / "in.vrt"))
+    vrt = tmp_path / ("outer.vrt" if nested else "in.vrt")
+    done(store(vrt, ("red",)))
+    write(path, [pixels(seed=5)])
+    assert np.array_equal(read_back(store, done(store(vrt, ("red",)))["red"])[0], pixels(seed=5))
+
+
+def test_pyramids_that_are_built_later_change_nothing(tmp_path, store):
+    path = write(tmp_path / "in.tif", [pixels()])
+    key = done(store(path, ("red",)))["red"]["key"]
+    shutil.copy(path, tmp_path / "copy.tif")
+    with rasterio.Env(TIFF_USE_OVR=True), rasterio.open(tmp_path / "copy.tif", "r+") as file:
+        file.build_overviews([2])
+    (tmp_path / "copy.tif.ovr").rename(f"{path}.ovr")
+    with rasterio.open(path) as file:
+        assert file.overviews(1) == [2]
+    assert done(store(path, ("red",)))["red"]["key"] == key
+
+
 def test_the_zstd_level_rewrites_nothing(tmp_path, store):
     path = write(tmp_path / "in.tif", [pixels()])
     done(store(path, ("red",)))
@@ -624,6 +736,13 @@ def test_a_fault_is_retried_and_then_recorded(tmp_path, store, monkeypatch):
         failed(record, "io_error", "No space left")
         assert record["retryable"] and record["attempts"] == 3
     assert done(store(path, ("red",))), "the count begins anew after a record"
+
+
+def test_a_fault_that_lasts_is_not_retried(tmp_path, store):
+    path = write(tmp_path / "in.tif", [pixels()])
+    (store.folder / "red.tif").mkdir(parents=True)
+    assert not store(path, ("red",))["retryable"]
+    failed(store(path, ("red",)), "unwritable", "red.tif")
 
 
 def test_out_of_memory_is_a_fault(tmp_path, store, monkeypatch):
@@ -666,7 +785,7 @@ def test_a_source_that_changes_while_it_is_read(tmp_path, store, monkeypatch):
 CHILD = textwrap.dedent(
     """
     import json, os, signal, sys, time
-    from cogmill import ingest
+    from cogmill import ingest, sources
     arguments, how = json.loads(sys.argv[1]), sys.argv[2]
     read = ingest.Store._read
 
@@ -705,7 +824,7 @@ def test_a_scene_that_kills_its_process_twice_is_recorded_as_crashed(tmp_path, s
         killed.communicate(timeout=120)
         assert killed.returncode == -signal.SIGKILL
         assert not list(store.folder.glob("*.tif")), "nothing half-written has a final name"
-    failed(store(path, ("red",)), "crashed", "2 times")
+    failed(store(path, ("red",)), "crashed", "2 times", "`cogmill forget S1`")
     assert not list(store.folder.glob(".*.tmp")), "temporary files of the dead are gone"
     assert done(store(path, ("red",))), "after the record was removed it is tried anew"
 

@@ -273,6 +273,38 @@ def mask_of_the_sheet(folder):
     return made
 
 
+def with_nodata_of_the_mask(folder: Path, nodata: int) -> Kind:
+    """A mask of 0 and 255 whose file declares one of them nodata: 0 is invalid all the same, and nothing else."""
+    made, clear = gdal(folder / "in.tif", numbers()), holes(1)
+    mask = write_raster(folder / "clear.tif", [np.where(clear, 255, 0).astype("uint8")], nodata=nodata)
+    made.row, made.valid_red, made.valid_nir = {"mask": mask}, clear, clear
+    return made
+
+
+KINDS["mask_of_the_sheet_nodata_255"] = lambda folder: with_nodata_of_the_mask(folder, 255)
+KINDS["mask_of_the_sheet_nodata_0"] = lambda folder: with_nodata_of_the_mask(folder, 0)
+
+
+def with_nodata_and_alpha(folder: Path, dtype: str, nodata: int) -> Kind:
+    """RGB, NIR and alpha, full or 0, in a file with nodata, which is the alpha's full or 0 too."""
+    full = np.iinfo(dtype).max
+    bands = [*numbers(dtype), *numbers(dtype, seed=1)]
+    clear = holes(1)
+    path = write_raster(
+        folder / "in.tif", [*bands, np.where(clear, full, 0).astype(dtype)], photometric="RGB", nodata=nodata
+    )
+    with rasterio.open(path, "r+") as file:
+        file.colorinterp = [*file.colorinterp[:3], ColorInterp.undefined, ColorInterp.alpha]
+    valid = [clear & (band != nodata) for band in (bands[0], bands[3])]
+    return Kind(path, bands[0], bands[3], *valid, sensor="apart", nodata=(nodata, nodata))
+
+
+for dtype, nodata in (("uint16", 65535), ("uint8", 255), ("uint8", 0), ("uint16", 0)):
+    KINDS[f"alpha_and_nodata_{dtype}_{nodata}"] = lambda folder, dtype=dtype, nodata=nodata: with_nodata_and_alpha(
+        folder, dtype, nodata
+    )
+
+
 @kind
 def nodata_where_all_bands_have_it(folder):
     bands = numbers()
@@ -811,3 +843,18 @@ def test_any_small_raster(raster):
         if nodata is not None:
             valid &= (red != nodata) & (nir != nodata)
         check_ndvi(check_product(run.product("S1")), red, nir, valid)
+
+
+@pytest.mark.parametrize("masks", [{}, {"scl": {"classes": [3]}}])
+def test_of_all_bands_only_those_that_nobody_needs_may_be_missing(tmp_path, masks):
+    """A mask that is asked for and cannot be applied must not give unmasked products."""
+    sensor = {"red": {"position": 1}, "nir": {"position": 2}, "scl": {"position": 3, "kind": "classes"}}
+    rows = [{"scene": "S1", "sensor": "scl", "path": str(write_raster(tmp_path / "in.tif", numbers()))}]
+    run = run_campaign(tmp_path, rows, {"ndvi": NDVI}, {"scl": sensor}, cog={"bands": "all"}, masks=masks)
+    line = run.lines["S1"]
+    if masks:
+        assert (line["state"], line["reason"]) == ("failed", "band_missing")
+        assert "'scl'" in line["message"] and "has no band 3" in line["message"]
+        assert run.files("products", "S1") == []
+    else:
+        assert line["state"] == "done"

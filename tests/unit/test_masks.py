@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cogmill.errors import ConfigError, SceneError
-from cogmill.masks import MaskRule, clear, native_nodata
+from cogmill.masks import MaskRule, clear, native_nodata, nodata_in
 
 INTEGERS = ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
 
@@ -42,6 +42,8 @@ INTEGERS = ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "in
         (1e300, "float64", 1e300),
         (0.1, "float32", np.float32(0.1)),
         (10**400, "uint64", None),
+        (10**400, "float32", None),
+        (np.float32(0.5), "uint8", None),
     ],
 )
 def test_nodata_in_the_native_dtype(nodata, dtype, wanted):
@@ -51,6 +53,27 @@ def test_nodata_in_the_native_dtype(nodata, dtype, wanted):
     else:
         assert found == wanted
         assert found.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "held"),
+    [
+        (-9999.0, "uint8", None),
+        (255.0, "uint8", 255),
+        (0.5, "int16", None),
+        (float("nan"), "int16", None),
+        (float("inf"), "uint8", None),
+        (float("inf"), "float32", float("inf")),
+        (0.1, "float32", float(np.float32(0.1))),
+        (1e300, "float32", None),
+        (10**400, "float64", None),
+        (2**63, "uint64", 2**63),
+    ],
+)
+def test_a_number_as_a_pixel_holds_it(value, dtype, held):
+    found = nodata_in(value, dtype)
+    assert found == held and type(found) is type(held)
+    assert np.isnan(nodata_in(float("nan"), "float32"))
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)

@@ -12,8 +12,24 @@ UTM32 = CRS.from_epsg(32632).to_wkt()
 NORTH_UP = [10.0, 0.0, 399960.0, 0.0, -10.0, 5000040.0]
 
 
+# what a stored band has besides its place
+STORED = {
+    "path": "b.tif",
+    "band": 1,
+    "source": {"path": "raw.tif", "band": 1},
+    "dtype": "uint16",
+    "predictor": 2,
+    "mask": False,
+    "radiometry": {},
+    "tile_checksums": "",
+    "mask_checksums": None,
+    "pixel_digest": "",
+}
+
+
 def band(kind="continuous", shape=(48, 64), transform=NORTH_UP, crs=UTM32, gcps=None):
-    return {"kind": kind, "shape": list(shape), "transform": transform, "crs": crs, "gcps": gcps, "rpcs": None}
+    place = {"shape": list(shape), "transform": transform, "crs": crs, "gcps": gcps, "rpcs": None}
+    return STORED | {"kind": kind} | place
 
 
 @pytest.fixture
@@ -53,6 +69,7 @@ def test_another_size_or_crs_is_a_mismatch(place):
     fails(place(red=band(), nir=band(shape=(24, 32))), "24 x 32", "48 x 64")
     fails(place(red=band(), nir=band(crs=CRS.from_epsg(32631).to_wkt())), "EPSG:32631", "EPSG:32632")
     fails(place(red=band(), nir=band(crs=None)), "none")
+    fails(place(red=band(), nir=band(crs="garbage")), "cannot be understood", "garbage")
     fails(place(red=band(), nir=band(transform=None)))
 
 
@@ -118,6 +135,20 @@ def test_mask_that_cannot_be_laid_on_the_scene(place):
     away = [10.0, 0.0, 499960.0, 0.0, -10.0, 5000040.0]
     fails(place(red=band(), scl=band("classes", transform=away)), "no ground in common")
     fails(place(red=band(), scl=band("classes", (24, 32), transform=None, crs=UTM32)))
+
+
+def test_a_needed_band_that_the_store_left_out(place, tmp_path):
+    params = {"crs": "source", "bands": ["red"], "masks": ["scl"]}
+    record = place(params, red=band())
+    assert (record["state"], record["reason"]) == ("failed", "band_missing")
+    assert "scene 'S1': band 'scl', which 'masks' of the config needs, is missing" in record["message"]
+    cogs = read_json(tmp_path / "cogs.json") | {"left_out": {"scl": "scene 'S1': in.tif has no band 3"}}
+    write_json(tmp_path / "cogs.json", cogs)
+    message = make_control_grid(tmp_path / "cogs.json", params, tmp_path / "grid.json")["message"]
+    assert message.endswith("is missing: in.tif has no band 3")
+    assert place({"crs": "source", "bands": ["red", "nir"]}, red=band())["reason"] == "band_missing"
+    # a sensor without the band is not asked for it
+    assert place(params | {"masks": []}, red=band())["state"] == "done"
 
 
 def test_no_measured_band(place):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from runs import NOTHING, ROOT, SNAKEFILE, Folder, call, cut_short, environment, snakemake, write_scene
+from made import red_nir, write_raster
+from runs import NOTHING, ROOT, SNAKEFILE, Folder, call, cut_short, environment, new_campaign, snakemake, write_scene
 
 from cogmill.cog.validate import validate_cog
 
@@ -228,10 +229,9 @@ def test_a_changed_formula_redoes_that_product_and_keeps_the_old_one_aside(campa
 
 def test_a_touched_source_is_read_again_and_a_mended_one_makes_its_scene(campaign):
     stamps, attempts = campaign.stamps(), campaign.attempts()
-    (campaign.path / "raw" / "T2.tif").touch()
-    assert campaign.plan() == set()  # of files below 1 MB, Snakemake compares the content
     (campaign.path / "raw" / "T1.tif").touch()
     write_scene(campaign.path, "T3", 3)
+    os.utime(campaign.path / "raw" / "T3.tif", (0, 1e9))  # as a copy that keeps its times leaves it
     done = campaign.run()
     wanted = {"to_cog T1", "warp_grid T1", "to_cog T3", "warp_grid T3", "compute T1", *END}
     assert (done.code, done.jobs) == (0, wanted), done.text
@@ -481,8 +481,21 @@ def test_an_error_in_a_kernel_is_no_scenes_fault(campaign, tmp_path, place):
     assert not list(campaign.result("ledger").glob("*.jsonl"))
     scenes = [path.parent.name for path in campaign.result("products").glob("*/record.json")]
     records = [campaign.record("products", scene) for scene in scenes]
-    assert all(record["reason"] == "unfinished" and record["journal"]["started"] == 0 for record in records)
+    assert all(record["reason"] == "unfinished" and record["journal"]["died"] == 0 for record in records)
     kernel.write_text(right, encoding="utf-8")
     done = campaign.run()
     assert (done.code, done.jobs) == (0, {"compute T1", "compute T4", *END}), done.text
     assert campaign.pixels() == pixels
+
+
+@pytest.mark.parametrize("name", ["{x}.tif", "{scene}.tif", "<results>.tif", "{{a}} <b>.tif"])
+def test_file_names_that_snakemake_would_fill_in(tmp_path, name):
+    row = write_scene(tmp_path, "T1", 1)
+    (tmp_path / "raw" / "T1.tif").rename(tmp_path / "raw" / name)
+    campaign = new_campaign(tmp_path, [row | {"path": f"raw/{name}"}])
+    done = campaign.run()
+    assert done.code == 0, done.text
+    assert campaign.states() == {"T1": "done"}
+    assert not campaign.plan()
+    write_raster(tmp_path / "raw" / name, red_nir((60, 70), seed=9))
+    assert "to_cog T1" in campaign.plan()

@@ -1,6 +1,7 @@
 """Puts the package cogmill on the path, reads the campaign, and holds the functions that rules ask."""
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -94,7 +95,9 @@ use_library(str(library_folder(LIBRARY)))
 from cogmill.campaign import Campaign
 from cogmill.errors import ConfigError
 from cogmill.ledger import PHASE_VERSION
-from cogmill.status import broken_scenes, is_stored
+from cogmill.status import broken_scenes, file_marks, is_stored
+
+SUBSTITUTED = re.compile(r"[{}<>]")
 
 
 def config_sources():
@@ -137,14 +140,27 @@ CAMPAIGN = read_campaign()
 GPUS = 0 if CAMPAIGN.config.compute.device == "cpu" else 1
 
 
-def sources(wildcards):
-    """Local files of a scene; local(), because the prefix of an importing workflow must not touch them."""
+def source_files(wildcards):
+    """Local files of a scene, and its record."""
     if wildcards.scene not in CAMPAIGN.scenes:
         sheet = CAMPAIGN.config.sheet
         raise WorkflowError(f"scene '{wildcards.scene}' is not in the sheet {sheet}")
     (record,) = expand(rules.to_cog.output.record, scene=wildcards.scene)
-    paths = CAMPAIGN.source_files(wildcards.scene, with_lost=os.path.exists(record))
-    return [local(path) for path in paths]
+    stored = os.path.exists(record)
+    paths = CAMPAIGN.source_files(wildcards.scene, with_lost=stored, record=record)
+    return paths, record
+
+
+def sources(wildcards):
+    """Files of a scene; local(), because the prefix of an importing workflow must not touch them."""
+    paths, _ = source_files(wildcards)
+    # Snakemake would take parts of such names for wildcards and pathvars; `watched` sees them too
+    return [local(path) for path in paths if not SUBSTITUTED.search(path)]
+
+
+def watched(wildcards):
+    """Sizes and times of the files of a scene: Snakemake's own look misses a mended file of an older date."""
+    return file_marks(*source_files(wildcards))
 
 
 def ingest_param(name):

@@ -20,6 +20,7 @@ rule to_cog:
         bands=ingest_param("bands"),
         cog=ingest_param("cog"),
         phase=PHASE_VERSION["ingest"],
+        watched=watched,
         max_attempts=max_attempts,
         spool_mb=spool_mb,
     message:

@@ -175,11 +175,6 @@ def decode_tile(data, dtype, shape=(TILE, TILE), predictor: int = NO_PREDICTOR, 
     return raw.reshape(rows, -1).view(dtype)
 
 
-def encode_mask(valid: np.ndarray, level: int) -> bytes:
-    """One ZSTD frame of a 1-bit mask tile: `packed_mask(valid)`."""
-    return compress(packed_mask(valid), level)
-
-
 def packed_mask(valid: np.ndarray) -> np.ndarray:
     """Mask `valid` (rows, cols), 0 invalid, as TIFF's 1-bit samples: uint8 (rows, ceil(cols / 8)).
 

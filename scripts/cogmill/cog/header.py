@@ -4,9 +4,11 @@ So every CRS, ground control point, colour or text is written just as GDAL write
 read GDAL's files.
 """
 
+import contextlib
 import math
 import threading
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -14,7 +16,7 @@ import rasterio
 from rasterio.control import GroundControlPoint
 from rasterio.crs import CRS
 from rasterio.errors import CRSError, NotGeoreferencedWarning, RasterioError
-from rasterio.io import MemoryFile
+from rasterio.io import DatasetReader, MemoryFile
 
 from cogmill.cog.index import Directory, TiffStructure
 from cogmill.errors import SceneError
@@ -89,15 +91,63 @@ class Header:
     colormap: dict | None = None
 
 
-def open_raster(path, *args, **options):
-    """`rasterio.open` without the warning about files that lie nowhere: such files are valid input."""
+@contextlib.contextmanager
+def _anywhere() -> Iterator[None]:
+    """Silence the warning about files that lie nowhere: such files are valid input."""
     with _warnings_lock, warnings.catch_warnings():
         warnings.simplefilter("ignore", NotGeoreferencedWarning)
+        yield
+
+
+def open_raster(path, *args, **options):
+    """`rasterio.open` without the warning about files that lie nowhere."""
+    with _anywhere():
         return rasterio.open(path, *args, **options)
 
 
+class _OneBand(DatasetReader):
+    """A dataset that tells the texts of one band alone: rasterio decodes those of all `indexes` at once."""
+
+    number = 1
+
+    @property
+    def indexes(self):
+        return (self.number,)
+
+
+def band_text(dataset, what: str, band: int) -> str | None:
+    """Description or unit of one band (1-based).
+
+    Parameters
+    ----------
+    dataset : rasterio dataset
+    what : {"descriptions", "units"}
+    band : int
+
+    Raises
+    ------
+    UnicodeDecodeError
+        The text is not in UTF-8.
+    """
+    try:
+        return getattr(dataset, what)[band - 1] or None
+    except UnicodeDecodeError:
+        with _anywhere():
+            alone = _OneBand(dataset.name)
+        with alone:
+            alone.number = band
+            return getattr(alone, what)[0] or None
+
+
+def _text_or_none(dataset, what: str, band: int) -> str | None:
+    try:
+        return band_text(dataset, what, band)
+    except UnicodeDecodeError:
+        return None
+
+
 def read_header(dataset, band: int = 1) -> Header:
-    """The Header of band `band` (1-based) of an open rasterio dataset."""
+    """The Header of band `band` (1-based) of an open rasterio dataset; texts that are not in UTF-8 are left out."""
     points, points_crs = dataset.gcps
     crs = points_crs if points else dataset.crs
     tags = dataset.tags()
@@ -115,8 +165,8 @@ def read_header(dataset, band: int = 1) -> Header:
         point=point,
         scale=dataset.scales[band - 1],
         offset=dataset.offsets[band - 1],
-        unit=dataset.units[band - 1] or None,
-        description=dataset.descriptions[band - 1] or None,
+        unit=_text_or_none(dataset, "units", band),
+        description=_text_or_none(dataset, "descriptions", band),
         tags=tags,
         band_tags=dataset.tags(band),
         colormap=colormap,
@@ -171,7 +221,7 @@ def _template(header: Header, dtype: str) -> bytes:
             dataset.update_tags(AREA_OR_POINT="Point" if header.point else "Area", **tags)
             crs = CRS.from_wkt(header.crs) if header.crs else None
             if header.gcps:
-                dataset.gcps = [GroundControlPoint(r, c, x, y, z) for r, c, x, y, z in header.gcps], crs
+                dataset.gcps = [GroundControlPoint(r, c, x, y, z) for r, c, x, y, z in header.gcps], crs or CRS()
             else:
                 if crs:
                     dataset.crs = crs

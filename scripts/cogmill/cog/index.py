@@ -4,7 +4,6 @@ TIFF 6.0 and BigTIFF, both byte orders. Every number of the file is held against
 used, so that a damaged or hostile file is an error and never a crash, an endless loop or a huge allocation.
 """
 
-import math
 import os
 import re
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import numpy as np
 from cogmill.cog.files import pread, reading
 from cogmill.errors import SceneError
 from cogmill.grids import TILE
+from cogmill.masks import nodata_in
 
 ZSTD = 50000
 TILE_CHECKSUMS = 65117  # private tag of ours: xxh3-64 of every compressed tile of the image
@@ -387,27 +387,14 @@ def _fill(tiff: TiffStructure, directory: Directory, dtype: str | None) -> int |
 
 def parse_nodata(text: str, dtype: str) -> int | float | None:
     """GDAL's nodata text as a number of `dtype`; None where it is not one."""
-    text = text.strip()
     if "_" in text:  # a number for Python alone
         return None
-    if np.dtype(dtype).kind == "f":
+    for number in (int, float):  # int first: it keeps 64 bits exact
         try:
-            value = float(text)
+            return nodata_in(number(text), dtype)
         except ValueError:
-            return None
-        return None if float(np.finfo(dtype).max) < abs(value) < math.inf else value
-    try:
-        value = int(text)
-    except ValueError:
-        try:
-            number = float(text)
-        except ValueError:
-            return None
-        if not number.is_integer():
-            return None
-        value = int(number)
-    bounds = np.iinfo(dtype)
-    return value if bounds.min <= value <= bounds.max else None
+            continue
+    return None
 
 
 def _short_tags(tiff: TiffStructure, directory: Directory) -> dict:

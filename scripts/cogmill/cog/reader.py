@@ -104,6 +104,8 @@ class CogReader:
         self._checksums[id(image)] = _checksum_grid(checksums, image, path)
         if mask is not None:
             self._checksums[id(mask)] = _checksum_grid(mask_checksums, mask, path)
+        elif mask_checksums is not None:
+            raise SceneError(f"{path} lost its mask: the file was changed after it was recorded", "changed")
         self.bytes_read = 0
         self.seconds = {"read": 0.0, "decode": 0.0}
         self._lock = threading.Lock()
@@ -165,6 +167,7 @@ class CogReader:
         if mask is not None:
             arrays[id(mask)] = valid = np.empty(pixels.shape, dtype=np.uint8)
         tiles = [tile for part in (image, mask) if part is not None for tile in self._tiles(part, window)]
+        self._require_recorded([tile for tile in tiles if not tile.size])
         clock = time.perf_counter()
         data = self._read_tiles([tile for tile in tiles if tile.size])
         middle = time.perf_counter()
@@ -176,6 +179,16 @@ class CogReader:
         self.seconds["read"] += middle - clock
         self.seconds["decode"] += time.perf_counter() - middle
         return pixels, valid
+
+    def _require_recorded(self, absent: list[_Tile]) -> None:
+        """Absent tiles have no bytes to verify; one that was recorded with bytes has lost them."""
+        for tile in absent:
+            known = self._checksums[id(tile.image)]
+            if known is not None and known[tile.row, tile.col]:
+                raise DamagedTileError(
+                    f"{self.path}: tile row {tile.row}, column {tile.col} of its {tile.image.kind} is absent, but a "
+                    "checksum of it is recorded: the file was changed or damaged"
+                )
 
     def _each(self, work: Callable, items: Iterable) -> list:
         return list((self._pool.map if self._pool else map)(work, items))

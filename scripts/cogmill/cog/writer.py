@@ -31,6 +31,7 @@ from cogmill.errors import RetryableError, SceneError
 from cogmill.folders import idle
 from cogmill.grids import TILE, Window
 from cogmill.kernels.overviews import KINDS, reduce2
+from cogmill.masks import nodata_in
 
 DIGEST_TAG = "COGMILL_PIXEL_DIGEST"
 HALF = TILE // 2
@@ -75,7 +76,7 @@ class Layer:
             raise ValueError(f"layer kind {self.kind!r} is none of {', '.join(KINDS)}")
         if len(self.shape) != 2 or min(self.shape) < 1 or max(self.shape) >= 1 << 31:
             raise ValueError(f"a layer cannot have the shape {self.shape}")
-        if self.nodata is not None and not _holds(self.dtype, self.nodata):
+        if self.nodata is not None and nodata_in(self.nodata, self.dtype) is None:
             raise SceneError(f"{self.dtype} cannot hold the nodata value {self.nodata}", "nodata")
 
     @property
@@ -98,14 +99,6 @@ class Layer:
         while self.overviews and max(shapes[-1]) > TILE:
             shapes.append((-(-shapes[-1][0] // 2), -(-shapes[-1][1] // 2)))
         return shapes
-
-
-def _holds(dtype: str, value) -> bool:
-    if np.dtype(dtype).kind == "f":
-        largest = float(np.finfo(dtype).max)
-        return math.isnan(value) or math.isinf(value) or abs(value) <= largest
-    bounds = np.iinfo(dtype)
-    return math.isfinite(value) and value == int(value) and bounds.min <= int(value) <= bounds.max
 
 
 @dataclass(frozen=True)

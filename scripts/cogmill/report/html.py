@@ -10,7 +10,7 @@ from cogmill.verdict import percent
 
 ROWS = 2000  # done scenes that the table lists; all others are always listed
 ADVICE = {
-    "band_missing": "Give the sensor a band of that name, or leave the product out of the config.",
+    "band_missing": "Bring the band, or leave the product or the mask that needs it out of the config.",
     "check_failed": "A file did not read back as it was written: look at the disk, then `cogmill retry`.",
     "cog_missing": "A stored band was removed. Run `cogmill forget` with the scene's id, then the same command again.",
     "crashed": "The process died on this scene. Look into the batch's log; with more memory or another version of the "
@@ -28,6 +28,7 @@ ADVICE = {
     "out_of_memory": "Give the job more memory, or set memory.window_mb lower, then `cogmill retry`.",
     "radiometry_conflict": "Say in the sheet's columns `scale` and `offset` which one holds.",
     "radiometry_unclear": "Give the scene's `scale` and `offset` in the sheet.",
+    "unwritable": "Something stands where a file must be written, or may not be written: see the path in the message.",
     "unreadable": "GDAL cannot read the file. Fetch it again or correct the sheet; the next run sees the new file.",
 }
 DEFAULT_ADVICE = "Read the message, mend the file, the sheet or the config, and run the same command again."
@@ -134,7 +135,8 @@ def verdict(facts: Facts) -> str:
     """The heading: whether the campaign is good, and why not."""
     why_not, counts = facts.complaint, facts.campaign.counts()
     allowed = f"at most {percent(facts.max_failed_fraction)} may fail (max_failed_fraction)"
-    kind, mark, word = ("bad", "✕", "The campaign failed") if why_not else ("good", "✓", "The campaign is fine")
+    fine = "The campaign is fine" + (", though not every scene" if facts.campaign.failed else "")
+    kind, mark, word = ("bad", "✕", "The campaign failed") if why_not else ("good", "✓", fine)
     detail = f"{why_not}." if why_not else f"{counts}; {allowed}."
     return (
         '<h1>Campaign report</h1><p class="soft">Analysis-ready Cloud Optimized GeoTIFFs by cogmill</p>'
