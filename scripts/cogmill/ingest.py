@@ -8,7 +8,6 @@ no rule declares: `state.json` knows which bands are written and from what, so t
 
 import base64
 import copy
-import json
 import logging
 import math
 import time
@@ -27,6 +26,7 @@ from cogmill.errors import RetryableError, SceneError
 from cogmill.folders import exit_on_sigterm, is_current, scene_lock, sweep
 from cogmill.grids import TILE, windows
 from cogmill.ledger import (
+    BAND_FIELDS,
     PHASE_VERSION,
     digest,
     encode_number,
@@ -34,6 +34,7 @@ from cogmill.ledger import (
     ingest_key,
     new_record,
     read_json,
+    require_fields,
     write_json,
 )
 from cogmill.radiometry import Claims, decide_radiometry
@@ -44,6 +45,7 @@ from cogmill.sources import (
     changed_since,
     describe_band,
     describe_file,
+    doubts,
     find_bands,
     gdal_environment,
     open_source,
@@ -54,6 +56,7 @@ from cogmill.tasks import MAX_DEATHS
 log = logging.getLogger("cogmill")
 
 WINDOW_BYTES = 64 << 20
+STATE_FIELDS = {"key": str, "size": int, "mtime_ns": int, "seconds": dict, "bytes": dict, "band": dict}
 STAGES = ("read", "encode", "write", "total")
 # how overviews of a band are made; those of masks as of classes, so that they stay what they were
 OVERVIEW_KIND = {"continuous": "continuous", "classes": "classes", "bits": "bits", "mask": "classes"}
@@ -148,9 +151,10 @@ class Journal:
         self.path = job.folder / ".started"
         try:
             self.doc = read_json(self.path)
-        except (FileNotFoundError, json.JSONDecodeError):
+        except (FileNotFoundError, ValueError):
             self.doc = {}
-        if self.doc.get("key") != job.key:
+        counts = [self.doc.get("died"), self.doc.get("faults")]
+        if self.doc.get("key") != job.key or not all(isinstance(count, int) for count in counts):
             self.doc = {"key": job.key, "died": 0, "faults": 0}
 
     @property
@@ -191,6 +195,7 @@ def _attempt(job: Job) -> dict:
         "watched": job.watched,
         "sensor": job.scene.sensor["name"],
         "sources": [],
+        "notes": [],
         "bands": {},
         "left_out": {},
         "seconds": dict.fromkeys(STAGES, 0.0),
@@ -243,8 +248,8 @@ class Store:
         self.job, self.scene, self.record = job, job.scene, record
         self.state_path = job.folder / "state.json"
         try:
-            self.state = read_json(self.state_path)
-        except (FileNotFoundError, json.JSONDecodeError):
+            self.state = read_state(self.state_path)
+        except (FileNotFoundError, ValueError):
             self.state = {"bands": {}}
         self.saved = copy.deepcopy(self.state)
 
@@ -282,6 +287,10 @@ class Store:
             return find_bands(self.scene, file, dataset, some)
 
         numbers = self._gather(roles, find) if self._some_will_do else find(roles)
+        doubt = doubts(self.scene, file, numbers)
+        if doubt:
+            log.warning(doubt)
+            self.record["notes"].append(doubt)
         alpha = unapplied_alpha(dataset, list(numbers.values()))
         if alpha:
             others = sum(role.startswith("alpha") for role in self.record["bands"])
@@ -534,6 +543,23 @@ class Store:
                 "description": header.description,
             },
         }
+
+
+def read_state(path: Path) -> dict:
+    """What `state.json` knows of the bands that are stored.
+
+    Raises
+    ------
+    ValueError
+        It was damaged: the bands are stored anew.
+    FileNotFoundError
+    """
+    state = read_json(path)
+    require_fields(state, {"bands": dict})
+    for entry in state["bands"].values():
+        require_fields(entry, STATE_FIELDS)
+        require_fields(entry["band"], {"written": bool, **BAND_FIELDS, "radiometry": object})
+    return state
 
 
 def encode_checksums(checksums: np.ndarray) -> str:

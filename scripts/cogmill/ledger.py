@@ -126,16 +126,17 @@ def read_record(path: str | Path, kind: str | None = None) -> dict:
     try:
         record = read_json(path)
         wanted = RECORD_FIELDS["every"] | (RECORD_FIELDS[kind] if kind and record.get("state") == "done" else {})
-        _require(record, wanted)
+        require_fields(record, wanted)
         parts = {"cogs": ("bands", BAND_FIELDS), "products": ("products", PRODUCT_FIELDS)}.get(kind)
         for part in record.get(parts[0], {}).values() if parts else ():
-            _require(part, parts[1])
+            require_fields(part, parts[1])
     except (ValueError, AttributeError) as error:
         raise DamagedRecordError(f"{path} is not a record of cogmill ({error}): delete it and run again") from error
     return record
 
 
-def _require(doc, fields: dict) -> None:
+def require_fields(doc, fields: dict) -> None:
+    """See that `doc` is an object with these fields, {name: type or types}; ValueError where it is not."""
     if not isinstance(doc, dict):
         raise ValueError(f"a {type(doc).__name__} stands where an object should")
     for name, types in fields.items():
@@ -262,7 +263,7 @@ def read_ledger(path: str | Path) -> list[dict]:
     try:
         lines = [_parsed(line) for line in Path(path).read_bytes().split(b"\n") if line]
         for line in lines:
-            _require(line, {"scene": str, "state": str, "products": dict})
+            require_fields(line, {"scene": str, "state": str, "products": dict})
     except ValueError as error:
         raise DamagedRecordError(f"{path} is not a ledger of cogmill ({error}): delete it and run again") from error
     return lines

@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -39,6 +40,8 @@ FORBIDDEN = re.compile(
     r"(HTTP response code|HTTP error code)\s*:?\s*(401|403)|AccessDenied|InvalidCredentials", re.IGNORECASE
 )
 NO_MEMORY = re.compile(r"out of memory|cannot allocate|memory allocation", re.IGNORECASE)
+# What a band is called in a product's documentation: B04, B8A, SR_B5
+DESIGNATION = re.compile(r"(SR_|ST_)?B\d{1,2}A?", re.IGNORECASE)
 # JPEG decoders report damage as a warning and go on with grey pixels
 DAMAGE = re.compile(r"corrupt|premature|truncat|bad huffman|invalid jpeg|unsupported marker", re.IGNORECASE)
 
@@ -347,6 +350,9 @@ def _probe(scene: SceneFiles, path: str) -> None:
     if local is None:
         raise scene.error(f"{path} not found. Correct column 'path'", "not_found")
     try:
+        if not stat.S_ISREG(os.stat(local).st_mode):
+            # a pipe or a device would be waited for without end
+            raise scene.error(f"{path} is neither a file nor a folder. Correct column 'path'", "unreadable")
         with open(local, "rb") as file:
             empty = not file.read(1)
     except OSError as error:
@@ -505,6 +511,19 @@ def _positioned_band(scene: SceneFiles, file: SourceFile, dataset, role: str) ->
             "alpha_as_band",
         )
     return position
+
+
+def doubts(scene: SceneFiles, file: SourceFile, numbers: dict[str, int]) -> str | None:
+    """What a reader should know of bands that were found by position although the file gives them designations."""
+    described = [text for text in file.descriptions if text and DESIGNATION.fullmatch(text.split(",")[0].strip())]
+    if not described or "{band}" in scene.row["path"] or _described_roles(scene, file):
+        return None
+    found = ", ".join(f"{role} = band {number}" for role, number in numbers.items())
+    return (
+        f"scene '{scene.name}': the bands of {file.path} are described ({_bands_text(file)}), but none by a name of "
+        f"sensor '{scene.sensor['name']}', whose positions were taken: {found}. If that is wrong, correct column "
+        "'sensor'"
+    )
 
 
 def _bands_text(file: SourceFile) -> str:

@@ -470,7 +470,7 @@ def make_rasters(folder: Path) -> int:
 
 
 def sheet_text() -> str:
-    """The sample sheet: one line a scene, paths as seen from the campaign's folder, the workflow's working directory."""
+    """The sample sheet: one line a scene, paths as seen from the campaign's folder, where the workflow runs."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("scene", "sensor", "path", "datetime", "group"))

@@ -388,6 +388,28 @@ def test_two_bands_of_one_description(tmp_path, store):
     failed(store(described(tmp_path / "in.tif", "B04", "B4"), ("red",), NAMED), "band_ambiguous", "1 and 2")
 
 
+def test_positions_that_the_files_designations_may_contradict_are_noted(tmp_path, store):
+    path = described(tmp_path / "in.tif", "B02", "B03")
+    (note,) = store(path, ("red", "nir"), sensor("red", "nir"))["notes"]
+    for word in ("S1", "in.tif", "B02", "red = band 1", "testsat", "column 'sensor'"):
+        assert word in note
+    assert store(described(tmp_path / "b.tif", "gray", "second"), ("red", "nir"))["notes"] == []
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "{}", '{"bands": {"red": {"key": 3}}}', "[" * 100_000, "é"])
+@pytest.mark.parametrize("name", ["state.json", ".started"])
+def test_damaged_notes_of_earlier_attempts_mean_a_fresh_start(tmp_path, store, name, text):
+    path = write(tmp_path / "in.tif", [pixels()])
+    wanted = done(store(path, ("red",)))
+    (store.folder / name).write_text(text, encoding="latin-1")
+    assert done(store(path, ("red",)))["red"]["pixel_digest"] == wanted["red"]["pixel_digest"]
+
+
+def test_a_pipe_is_not_waited_for(tmp_path, store):
+    os.mkfifo(tmp_path / "in.tif")
+    failed(store(tmp_path / "in.tif"), "unreadable", "in.tif", "neither a file nor a folder")
+
+
 def test_descriptions_that_only_resemble_names_mean_nothing(tmp_path, store):
     bands = done(store(described(tmp_path / "in.tif", "red edge", "nir wide"), ("red", "nir"), NAMED))
     assert bands["nir"]["source"]["band"] == 2

@@ -25,6 +25,9 @@ HEADER = """\
 """
 
 
+MOST_DOUBTS = 50
+
+
 def at(doc, *keys, default=None):
     """`doc[key][key]...`, or `default` where a record lacks a key or holds something other than a mapping there."""
     for key in keys:
@@ -85,8 +88,7 @@ class SceneFacts:
     @property
     def attempts(self) -> list[dict]:
         """The attempts that made the pixels, killed ones included."""
-        found = at(self.line, "attempts")
-        return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+        return [entry for entry in _list(self.line, "attempts") if isinstance(entry, dict)]
 
     @property
     def seconds(self) -> float | None:
@@ -96,8 +98,7 @@ class SceneFacts:
     @property
     def sources(self) -> list[dict]:
         """Source files, as to_cog found them."""
-        found = at(self.cogs, "sources")
-        return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+        return [entry for entry in _list(self.cogs, "sources") if isinstance(entry, dict)]
 
     @property
     def products(self) -> dict[str, dict]:
@@ -442,6 +443,11 @@ def outputs(facts: Facts) -> dict:
     }
 
 
+def _list(doc, key: str) -> list:
+    found = at(doc, key)
+    return found if isinstance(found, list) else []
+
+
 def notes(facts: Facts) -> list[str]:
     """What a reader of the numbers must know, and what is odd about the records."""
     found = [
@@ -454,4 +460,7 @@ def notes(facts: Facts) -> list[str]:
     lacking = [scene.scene for scene in facts.scenes if scene.state == "done" and not scene.attempts]
     if lacking:
         found.append(f"{len(lacking)} done scenes have no attempt in their ledger line; the rates leave them out.")
-    return found + facts.notes
+    doubts = [str(note) for scene in facts.scenes for note in _list(scene.cogs, "notes")]
+    if len(doubts) > MOST_DOUBTS:
+        doubts[MOST_DOUBTS:] = [f"... and {len(doubts) - MOST_DOUBTS} more notes of this kind in the cogs records"]
+    return found + doubts + facts.notes
