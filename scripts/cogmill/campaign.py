@@ -8,11 +8,12 @@ from hashlib import sha1
 
 from cogmill.config import Config, read_config
 from cogmill.ledger import ingest_key, read_json
-from cogmill.scenes import Scene, is_local, read_sheet, sidecars
+from cogmill.scenes import Scene, is_local, read_sheet, seen_from, sidecars
 from cogmill.schema import Spot
 from cogmill.sensors import Sensor, Sensors
 from cogmill.yamlfiles import Problems, nearest
 
+SURE = 0.8  # how alike a band's name must be to be proposed; else the sensor's bands are told
 LONGEST = 4  # a batch has at most this many times the scenes asked for
 
 
@@ -219,7 +220,7 @@ def _read_scenes(config: Config, spot: Spot, sensors: Sensors, problems: Problem
 
     if not os.path.exists(config.sheet):
         where = spot.child("sheet") if "sheet" in spot.value else spot
-        where.problem(f"the sample sheet {config.sheet} is not found (seen from {os.getcwd()})")
+        where.problem(f"the sample sheet {config.sheet} is not found{seen_from(config.sheet)}")
         return ()
     whole = not problems  # of a config with mistakes, nobody knows what it asks for
 
@@ -255,7 +256,7 @@ def _lacking_band(spot: Spot, formula: str, band: str, scenes: list[Scene]) -> N
         (role for role, entry in sensor.bands.items() if band.casefold() in map(str.casefold, entry.names)),
         None,
     )
-    advice = f" - it is called '{alias}' there" if alias else nearest(band, sensor.bands)
+    advice = f" - it is called '{alias}' there" if alias else nearest(band, sensor.bands, SURE)
     at = spot if isinstance(spot.value, str) else spot.child("formula")
     position = re.search(rf"\b{re.escape(band)}\b", formula).start()
     at.problem_at(position, f"sensor '{sensor.name}' of scene {ids}{others} has no band '{band}'{advice}")

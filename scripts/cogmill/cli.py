@@ -104,6 +104,10 @@ def _lay_over(doc: dict, above: dict) -> None:
             doc[key] = value
 
 
+def _count(things, one: str, many: str | None = None) -> str:
+    return f"{len(things)} {one if len(things) == 1 else many or one + 's'}"
+
+
 def to_cog(args, job: Job) -> None:
     """Store the bands of one scene as COGs."""
     from cogmill.ingest import to_cog
@@ -174,8 +178,8 @@ def check(args, job: Job) -> None:
     """Check config, sheet and the files that the sheet names."""
     campaign = job.campaign
     print(
-        f"{len(campaign.scenes)} scenes, {len(campaign.products)} products ({', '.join(campaign.products)}), "
-        f"{len(campaign.batches)} batches: config and sheet are fine"
+        f"{_count(campaign.scenes, 'scene')}, {_count(campaign.products, 'product')} ({', '.join(campaign.products)}), "
+        f"{_count(campaign.batches, 'batch', 'batches')}: config and sheet are fine"
     )
 
 
@@ -197,14 +201,14 @@ def retry(args, job: Job) -> None:
     for state in again:
         forget(job.results, state.scene, job.batch_of(state.scene), KINDS[KINDS.index(state.kind) :])
         print(f"{state.scene}: {state.reason}: will be tried again")
-    print(f"{len(again)} scenes will be tried again by the next run of snakemake")
+    print(f"{_count(again, 'scene')} will be tried again by the next run of snakemake")
 
 
 def forget_scenes(args, job: Job) -> None:
     """Remove all records of scenes, so that the next run makes them again."""
     for scene in [job.scene(scene) for scene in args.scenes]:
         removed = forget(job.results, scene, job.batch_of(scene))
-        print(f"{scene}: {len(removed)} files removed; the next run of snakemake makes it again")
+        print(f"{scene}: {_count(removed, 'file')} removed; the next run of snakemake makes it again")
 
 
 COMMANDS = {

@@ -68,7 +68,12 @@ class Product:
     dtype: str = key(
         Choice(DTYPES), "Data type of the file. Integers are packed: see scale, offset, nodata.", "float32"
     )
-    scale: float = key(Number(zero=False), "Step of packed integers: 0.0001 keeps four decimals. 1 with float32.", 1.0)
+    scale: float | None = key(
+        Number(zero=False),
+        "Step of packed integers: 0.0001 keeps four decimals, 1 whole numbers. Required with integers of kind "
+        "continuous; else empty, which is 1.",
+        None,
+    )
     offset: float = key(Number(), "Value that a packed 0 stands for. 0 with float32.", 0.0)
     nodata: float | None = key(
         Number(nan=True),
@@ -94,8 +99,9 @@ class Product:
             (spot.child(name) if isinstance(spot.value, dict) and name in spot.value else spot).problem(text)
 
         if self.dtype == "float32":
-            if self.scale != 1 or self.offset != 0:
-                name = "scale" if self.scale != 1 else "offset"
+            scaled = self.scale not in (None, 1)
+            if scaled or self.offset != 0:
+                name = "scale" if scaled else "offset"
                 mistake(
                     name,
                     f"{getattr(self, name)} found, but float32 is stored as it is: leave it out, or pack integers",
@@ -111,6 +117,10 @@ class Product:
                     "nodata",
                     f"{self.nodata} found, a whole number from {low} to {high} wanted with {self.dtype}",
                 )
+        if self.dtype != "float32" and self.kind == "continuous" and self.scale is None:
+            # most indices lie within -1 and 1, and would all become 0 or 1
+            text = f"{self.dtype} rounds to whole numbers: give scale, e.g. 0.0001, or 1 for whole numbers"
+            mistake("dtype", text)
 
     @property
     def stored_nodata(self) -> int | str:
@@ -127,7 +137,7 @@ class Product:
         return {
             "formula": self.formula.canonical,
             "dtype": self.dtype,
-            "scale": float(self.scale),
+            "scale": 1.0 if self.scale is None else float(self.scale),
             "offset": float(self.offset),
             "nodata": self.stored_nodata,
             "unit": self.unit,
@@ -178,7 +188,7 @@ class ComputeConfig:
 
     device: str = key(
         Choice(("auto", "gpu", "cpu")),
-        "Where to compute. auto: the CPU until there are GPU kernels; gpu: fails until then; cpu: as auto, without "
+        "Where to compute. auto: the CPU until there are GPU kernels; gpu: refused until then; cpu: as auto, without "
         "asking the cluster for a GPU.",
         "auto",
     )
@@ -193,6 +203,11 @@ class ComputeConfig:
         "Seconds without a sign of life after which a worker process is ended and the scene tried again.",
         300,
     )
+
+    def check(self, spot: Spot) -> None:
+        """What `choose_device` refuses is told before anything has run."""
+        if self.device == "gpu":
+            spot.child("device").problem("this version of cogmill has no GPU kernels yet: set auto or cpu")
 
 
 @dataclass(frozen=True)
@@ -246,8 +261,8 @@ ndvi:
 {}
 # For instance:
 # masks:
-#   scl: {classes: [0, 1, 3, 8, 9, 10]}  # Sentinel-2: no data, saturated, cloud shadow, clouds, cirrus
-#   qa_pixel: {bits: [0, 1, 3, 4]}       # Landsat: fill, dilated cloud, cloud, cloud shadow""",
+#   scl: {classes: [0, 1, 3, 8, 9, 10]}  # Sentinel-2: no data, saturated, cloud shadow, clouds, cirrus; add 11 for snow
+#   qa_pixel: {bits: [0, 1, 2, 3, 4]}    # Landsat: fill, dilated cloud, cirrus, cloud, cloud shadow""",
     )
     cog: CogConfig = key(Section(CogConfig), "The COG store, results/cogs.", CogConfig())
     grid: GridConfig = key(Section(GridConfig), "The target grid.", GridConfig())
@@ -271,8 +286,8 @@ ndvi:
         0.0,
     )
     pathvars: dict[str, str] = key(
-        MapOf(Text(), r"[A-Za-z_][A-Za-z0-9_]*", "a name"),
-        "Snakemake's own: where results go, such as {results: /data/campaign7}.",
+        MapOf(Text(), "results|logs|benchmarks", "results, logs or benchmarks"),
+        "Snakemake's own: where results, logs and benchmarks go, such as {results: /data/campaign7}.",
         {},
         example="{}",
     )

@@ -17,9 +17,10 @@ ROOT = Path(__file__).resolve().parents[2]
 COMMAND = "python -m cogmill.config --write"
 WIDTH = 110
 TABLE = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+CONFIG = "config/config.yaml"
 HEAD = f"# Made by `{COMMAND}`; change the descriptions in scripts/cogmill instead.\n"
 CONFIG_HEAD = """\
-# What to make of the scenes in the sample sheet. Every key stands here with its default; README.md explains more.
+# The config of your campaign: change the values below. Every key is here with its default; README.md explains more.
 # A key that is left out or empty takes its default. Several files (--configfile) are merged, the last one wins.
 """
 
@@ -31,6 +32,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, default=ROOT, help="the repository (default: %(default)s)")
     args = parser.parse_args(arguments)
     stale = {path: text for path, text in made_files(args.root).items() if _read(path) != text}
+    config = args.root / CONFIG
+    if config in stale and _is_users(_read(config), stale[config]):
+        del stale[config]
+        sys.stdout.write(f"{config}: left alone, it holds values of yours; delete it to have it made anew\n")
     for path, text in stale.items():
         if args.write:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
 def made_files(root: Path) -> dict[Path, str]:
     """{path: text} of all files that are made from the descriptions."""
     files = {root / f"workflow/schemas/{name}.schema.yaml": _schema_text(schema) for name, schema in schemas().items()}
-    files[root / "config/config.yaml"] = config_text()
+    files[root / CONFIG] = config_text()
     for readme in (root / "config/README.md", root / "config/sensors/README.md"):
         files[readme] = TABLE.sub(lambda found: found[1] + TABLES[found[2]]() + found[3], _read(readme) or "")
     return files
@@ -77,7 +82,33 @@ def schemas() -> dict[str, dict]:
 
 def config_text() -> str:
     """`config/config.yaml`: every key with its default, explained."""
-    return HEAD + CONFIG_HEAD + "".join(_key_text(item, "") for item in keys_of(Config).values())
+    return CONFIG_HEAD + "".join(_key_text(item, "") for item in keys_of(Config).values())
+
+
+def _is_users(text: str | None, made: str) -> bool:
+    """Whether a config holds values other than the made ones. Keys of only one of them do not count: keys come and go.
+
+    Names of products, masks and paths are values: whoever adds one wants to keep it.
+    """
+    if text is None:
+        return False
+    try:
+        mine = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError):
+        return True  # who wrote it will want to mend it
+
+    def differ(mine, made, cls: type) -> bool:
+        if not isinstance(mine, dict):
+            return mine is not None
+        for item in keys_of(cls).values():
+            if item.name not in mine or item.name not in made:
+                continue
+            kind, pair = item.metadata["kind"], (mine[item.name], made[item.name])
+            if differ(*pair, kind.cls) if isinstance(kind, Section) else repr(pair[0]) != repr(pair[1]):
+                return True
+        return False
+
+    return differ(mine, yaml.safe_load(made), Config)
 
 
 def _key_text(item, indent: str) -> str:

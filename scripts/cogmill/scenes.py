@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime as iso
 
 from cogmill.sensors import Sensor, Sensors
-from cogmill.yamlfiles import CONTROL, Problems, nearest, read_text
+from cogmill.yamlfiles import CONTROL, Problems, decimal_point, nearest, read_text
 
 BAND = "{band}"
 SCENE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
@@ -103,6 +103,14 @@ def is_local(path: str) -> bool:
     return os.path.exists(path) or not NOT_A_FILE.match(path)
 
 
+def seen_from(path: str) -> str:
+    """What helps to find out why a path leads to no file."""
+    if os.path.isabs(path):
+        return ""
+    start = re.match(r"~[^/]*|\$\w+|\$\{\w+\}", path)
+    return f" (seen from {os.getcwd()})" + (f"; {start[0]} is not expanded, write it out" if start else "")
+
+
 def sidecars(path: str) -> list[str]:
     """Files beside a local raster that GDAL reads for it: metadata, mask, place."""
     if not os.path.isfile(path):
@@ -166,7 +174,7 @@ class _Rows:
         self.header: list[str] = []
         first = next((line for line in text.splitlines() if line.strip()), "")
         self.delimiter = max(
-            DELIMITERS, key=lambda mark: sum(cell.strip(' "\t') in COLUMNS for cell in first.split(mark))
+            DELIMITERS, key=lambda mark: sum(cell.strip(' "\t').lower() in COLUMNS for cell in first.split(mark))
         )
         self._rows = self._parse()
         line, names = next(self._rows, (1, []))
@@ -199,10 +207,12 @@ class _Rows:
         for number, name in enumerate(names, 1):
             place = f"{self.path}:{line}:{number}"
             if name not in COLUMNS:
-                self.problems.add(place, f"unknown column '{name}'{nearest(name, COLUMNS)}")
+                advice = "; column names are small letters" if name.lower() in COLUMNS else ""
+                self.problems.add(place, f"unknown column '{name}'{nearest(name, COLUMNS)}{advice}")
             elif name in names[: number - 1]:
                 self.problems.add(place, f"column '{name}' stands twice; keep one")
-        missing = [column.name for column in COLUMNS.values() if column.required and column.name not in names]
+        small = [name.lower() for name in names]
+        missing = [column.name for column in COLUMNS.values() if column.required and column.name not in small]
         for name in missing:
             self.problems.add(f"{self.path}:{line}:1", f"column '{name}' is missing: {COLUMNS[name].text}")
         return len(self.problems) == before
@@ -255,7 +265,8 @@ class _LineReader:
         if CONTROL.search(cell):
             return self._problem(line, name, f"{cell!r} holds a line break or another invisible sign")
         if not self.patterns[name].fullmatch(cell):
-            return self._problem(line, name, f"{cell!r} found, {_WANTED.get(name, 'a number')} wanted")
+            point = decimal_point(cell) if name in ("scale", "offset", "nodata") else ""
+            return self._problem(line, name, f"{cell!r} found, {_WANTED.get(name, 'a number')} wanted{point}")
         return self._value(line, name, cell)
 
     def _value(self, line: int, name: str, cell: str):
@@ -297,11 +308,11 @@ class _LineReader:
         if BAND in scene.path:
             bands = [text for role in self.roles[sensor.name] if (text := _band_mistake(scene, role))]
             if bands:
-                wrong["path"] = f"{'; '.join(bands)}{_start(scene.path)}"
+                wrong["path"] = f"{'; '.join(bands)}{seen_from(scene.path)}"
         elif not _is_there(scene.path):
-            wrong["path"] = f"{scene.path} not found{_start(scene.path)}{_braces(scene.path)}"
+            wrong["path"] = f"{scene.path} not found{seen_from(scene.path)}{_braces(scene.path)}"
         if scene.mask and not _is_there(scene.mask):
-            wrong["mask"] = f"{scene.mask} not found{_start(scene.mask)}"
+            wrong["mask"] = f"{scene.mask} not found{seen_from(scene.mask)}"
         if wrong and not self.stored(scene):
             for column, text in wrong.items():
                 self._problem(scene.line, column, text)
@@ -327,11 +338,10 @@ def _band_mistake(scene: Scene, role: str) -> str | None:
     return f"band '{role}' of sensor '{scene.sensor.name}' not found: {', '.join(files)}"
 
 
-def _start(path: str) -> str:
-    return "" if os.path.isabs(path) else f" (seen from {os.getcwd()})"
-
-
 def _braces(path: str) -> str:
+    wrong = re.search(r"\{band\}", path, re.IGNORECASE)
+    if wrong:
+        return f"; write {BAND} instead of {wrong[0]}"
     return f"; only {BAND} stands for something else" if re.search(r"\{[a-z]+\}", path) else ""
 
 

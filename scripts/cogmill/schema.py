@@ -5,11 +5,12 @@ field becomes None, and the caller raises when everything has been looked at.
 """
 
 import dataclasses
+import json
 import math
 import re
 from dataclasses import MISSING, dataclass, field
 
-from cogmill.yamlfiles import CONTROL, Problems, YamlFiles, nearest
+from cogmill.yamlfiles import CONTROL, Problems, YamlFiles, decimal_point, nearest
 
 # YAML 1.1, which PyYAML and Snakemake read, takes 1e-4 (no point) for text; people mean a number.
 EXPONENT = r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+"
@@ -129,7 +130,7 @@ class Number:
         if isinstance(value, str) and re.fullmatch(EXPONENT, value):
             value = float(value)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            return spot.problem(f"{shown(spot.value)} found, a number wanted")
+            return spot.problem(f"{shown(spot.value)} found, a number wanted{decimal_point(value)}")
         if not math.isfinite(value):
             return spot.problem(f"{value} found, a finite number wanted")
         return _within(self, spot, value)
@@ -216,7 +217,9 @@ class ListOf:
 
     def read(self, spot: Spot) -> tuple | None:
         if not isinstance(spot.value, list):
-            return spot.problem(f"{shown(spot.value)} found, a list wanted: [{shown(spot.value)}]")
+            one = isinstance(spot.value, (str, int, float))
+            hint = f": [{json.dumps(spot.value, ensure_ascii=False)}]" if one else ""
+            return spot.problem(f"{shown(spot.value)} found, a list wanted{hint}")
         values = tuple(self.kind.read(spot.child(i)) for i in range(len(spot.value)))
         return values if None not in values else None
 

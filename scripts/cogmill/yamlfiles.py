@@ -9,8 +9,8 @@ import yaml
 
 from cogmill.errors import ConfigError
 
-NO_FILE = "(--config)"
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # line breaks and signs that nobody sees or types
+DECIMAL_COMMA = re.compile(r"[-+]?[0-9]*,[0-9]+([eE][-+]?[0-9]+)?")
 MOST_LINES = 200  # a disk that is not mounted makes every line of a sheet wrong
 
 
@@ -45,13 +45,33 @@ class Problems:
         raise ConfigError("\n".join([head, *self.lines[:MOST_LINES], *more]))
 
 
-def nearest(word, known) -> str:
-    """` - did you mean 'x'?` where a known word is near, else the known words."""
+def nearest(word, known, sure: float = 0.6) -> str:
+    """` - did you mean 'x' or 'y'?` with the known words that are nearest, else all of them; capitals do not matter.
+
+    Parameters
+    ----------
+    word
+        What was found.
+    known : iterable of str
+    sure : float
+        How alike words must be, 0 to 1, to be taken for the one that was meant.
+    """
     known = sorted(known)
-    close = difflib.get_close_matches(str(word), known, 1)
-    if close:
-        return f" - did you mean '{close[0]}'?"
+    matcher = difflib.SequenceMatcher(b=str(word).casefold())
+    alike = {}
+    for name in known:
+        matcher.set_seq1(name.casefold())
+        alike[name] = matcher.ratio()
+    best = max(alike.values(), default=0)
+    if best >= sure:
+        *first, last = (f"'{name}'" for name in known if alike[name] == best)
+        return f" - did you mean {', '.join(first)}{' or ' if first else ''}{last}?"
     return f"; known are {', '.join(known)}" if known else ""
+
+
+def decimal_point(value) -> str:
+    """Advice for a number that is written with a comma, else nothing."""
+    return ": write a decimal point" if isinstance(value, str) and DECIMAL_COMMA.fullmatch(value.strip()) else ""
 
 
 def read_text(path: str | Path, problems: Problems) -> str | None:
@@ -83,18 +103,22 @@ class YamlFiles:
     sources : sequence of (path, text)
         A later file's keys go over an earlier one's.
     problems : Problems
-    elsewhere : str
-        Place of keys and values that are in no file.
+    elsewhere : str, optional
+        Place of keys and values that are in no file; by default where a config without these files comes from.
     """
 
-    def __init__(self, sources, problems: Problems, elsewhere: str = NO_FILE):
+    def __init__(self, sources, problems: Problems, elsewhere: str | None = None):
         self.files: list[_File] = []
-        self.elsewhere = elsewhere
+        sources = list(sources)
         for path, text in sources:
             node = _compose(str(path), text, problems)
             if node is not None:
                 _find_duplicates(str(path), node, problems)
                 self.files.append(_File(str(path), text, node, problems))
+        if elsewhere is None:
+            # without files, a workflow that imports this one gave the config; empty files say nothing of their keys
+            elsewhere = "(--config)" if self.files else "(config or --config)" if sources else "(config)"
+        self.elsewhere = elsewhere
 
     def place(self, path: tuple, value, of_key: bool = False) -> str:
         """file:line:column of the last file that has the key; `elsewhere` for a key or value from no file.
@@ -233,6 +257,8 @@ def _yaml_words(error: yaml.MarkedYAMLError) -> str:
     words = str(error.problem or error.context)
     if "'\\t'" in words:
         return "a tab; YAML is indented with spaces only"
+    if words.startswith("mapping values are not allowed"):
+        words += ": check the indentation and quotes"
     return f"not YAML: {words}" + (f" ({error.context})" if error.context and error.problem else "")
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import shipped
 import yaml
 
 from cogmill.campaign import LONGEST, Campaign, cut_batches
@@ -18,6 +19,7 @@ from cogmill.scenes import sidecars
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "products: {ndvi: (nir - red) / (nir + red)}\nsheet: s.csv\nsensors: own\n"
 SHEET = "scene,sensor,path\nS1,sentinel2_l2a,s1_{band}.tif\nL1,landsat8_l2,l1_{band}.tif\n"
+LANDSAT = "scene,sensor,path\nL1,landsat8_l2,l1_{band}.tif\n"
 
 
 @pytest.fixture(autouse=True)
@@ -232,6 +234,22 @@ def test_a_file_name_of_a_band_is_no_band():
     assert line.endswith("has no band 'B04' - it is called 'red' there")
 
 
+@pytest.mark.parametrize(
+    ("band", "advice"),
+    [
+        ("NIR", " - did you mean 'nir'?"),
+        ("swir", " - did you mean 'swir16' or 'swir22'?"),
+        (
+            "bluish",
+            "; known are blue, coastal, green, lwir11, nir, qa_aerosol, qa_pixel, qa_radsat, red, swir16, swir22",
+        ),
+    ],
+)
+def test_a_band_that_a_sensor_lacks_names_the_bands_that_may_be_meant(band, advice):
+    (line,) = mistakes(f"products: {{r: {band} * 2}}\nsheet: s.csv\n", LANDSAT)
+    assert line.endswith(f"has no band '{band}'{advice}")
+
+
 def test_masks_must_be_bands_of_codes_that_some_sensor_has():
     assert "no sensor has a band 'slc' - did you mean 'scl'?" in mistakes(CONFIG + "masks: {slc: {bits: [1]}}\n")[0]
     assert "band 'red' holds measurements" in mistakes(CONFIG + "masks: {red: {classes: [1]}}\n")[0]
@@ -241,9 +259,18 @@ def test_masks_must_be_bands_of_codes_that_some_sensor_has():
 def test_a_sheet_that_is_not_there_is_placed_in_the_config():
     (line,) = mistakes(CONFIG, None)
     assert line.startswith("c.yaml:2:8: key 'sheet': the sample sheet s.csv is not found (seen from ")
+    (line,) = mistakes(CONFIG.replace("s.csv", "~/s.csv"), None)
+    assert line.endswith("; ~ is not expanded, write it out")
+
+
+def test_a_gpu_is_refused_with_all_other_mistakes():
+    lines = mistakes(CONFIG + "compute: {device: gpu}\n", SHEET + "S3,nobody,x.tif\n")
+    assert lines[0].startswith("c.yaml:4:19: key 'compute.device': this version of cogmill has no GPU kernels yet")
+    assert lines[1].startswith("s.csv:4:2: ")
 
 
 def test_the_shipped_example_says_what_is_missing(monkeypatch):
+    shipped.skip_if_changed("config/config.yaml", "config/scenes.csv")
     monkeypatch.chdir(ROOT)
     text = Path("config/config.yaml").read_text(encoding="utf-8")
     with pytest.raises(ConfigError) as caught:

@@ -40,7 +40,7 @@ def run_all():
 
 def test_commands_take_a_campaign_from_check_to_verdict(folder, capsys):
     assert main(["check"]) == 0
-    assert "3 scenes, 1 products (ndvi), 1 batches" in capsys.readouterr().out
+    assert "3 scenes, 1 product (ndvi), 1 batch:" in capsys.readouterr().out
     run_all()
     assert main(["report"]) == 0
     assert main(["verdict"]) == 0
@@ -113,7 +113,7 @@ def test_retry_takes_only_what_a_retry_can_mend(folder, capsys):
     record = json.loads(path.read_text())
     write_json(path, record | {"state": "failed", "reason": "io_error", "message": "disk full", "retryable": True})
     assert main(["retry"]) == 0
-    assert "1 scenes will be tried again" in capsys.readouterr().out
+    assert "1 scene will be tried again" in capsys.readouterr().out
     assert not path.exists() and not (folder / "results/ledger/S1.jsonl").exists()
     assert (folder / "results/cogs/S1/record.json").exists()  # its bands were fine
     assert (folder / "results/products/S3/record.json").exists()  # no retry makes a text file a raster

@@ -196,7 +196,7 @@ def test_all_products_of_a_scene(tmp_path):
     products = {
         "ndvi": {"formula": NDVI, "dtype": "int16", "scale": 1e-4},
         "sum": "nir + red",
-        "red8": {"formula": "red / 20", "dtype": "uint8"},
+        "red8": {"formula": "red / 20", "dtype": "uint8", "scale": 1},
     }
     made = prepare(tmp_path, [row(write_raster(tmp_path / "S1.tif", [red, nir]))], products)
     compute_batch(**made.batch())

@@ -4,17 +4,19 @@ import itertools
 import json
 import math
 import re
+import subprocess
 from pathlib import Path
 
 import jsonschema
 import pytest
+import shipped
 import yaml
 
 from cogmill import describe
 from cogmill.config import DTYPES, INTEGER_RANGES, LONGEST_NAME, Config, load_config
 from cogmill.errors import ConfigError
 from cogmill.scenes import LONGEST_SCENE
-from cogmill.yamlfiles import MOST_LINES, Problems
+from cogmill.yamlfiles import MOST_LINES, Problems, nearest
 
 ROOT = Path(__file__).resolve().parents[2]
 NDVI = "products: {ndvi: (nir - red) / (nir + red)}\n"
@@ -52,6 +54,31 @@ def test_empty_keys_and_sections_take_their_defaults():
 
 def test_a_product_set_to_nothing_is_left_out():
     assert list(load("products: {ndvi: nir - red, evi: ~}\n").products) == ["ndvi"]
+
+
+@pytest.mark.parametrize("kind", ["classes", "bits"])
+def test_codes_need_no_scale(kind):
+    product = load(f"products: {{a: {{formula: nir, dtype: uint8, kind: {kind}}}}}\n").products["a"]
+    assert product.to_json("a")["scale"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        ("NIR", " - did you mean 'nir'?"),
+        ("swir", " - did you mean 'swir16' or 'swir22'?"),
+        ("SWIR1", " - did you mean 'swir16'?"),
+        ("b", " - did you mean 'b1', 'b2' or 'b3'?"),
+        ("thermal", "; known are b1, b2, b3, nir, swir16, swir22"),
+        (5, "; known are b1, b2, b3, nir, swir16, swir22"),
+    ],
+)
+def test_what_was_meant(word, text):
+    assert nearest(word, ["swir22", "swir16", "nir", "b3", "b2", "b1"]) == text
+
+
+def test_nothing_known_is_not_named():
+    assert nearest("a", []) == ""
 
 
 def test_formula_alone_and_mapping_mean_the_same():
@@ -119,6 +146,15 @@ def test_exponents_without_a_point_are_numbers():
         ("scenes_per_job: 0\n", "key 'scenes_per_job': 0 is below 1"),
         ("scenes_per_job: many\n", "key 'scenes_per_job': text 'many' found, 'auto' or a number wanted"),
         ("compute: {device: cuda}\n", "key 'compute.device': text 'cuda' found, one of auto, gpu, cpu wanted"),
+        (
+            "compute: {device: gpu}\n",
+            "c.yaml:2:19: key 'compute.device': this version of cogmill has no GPU kernels yet: set auto or cpu",
+        ),
+        ("max_failed_fraction: 0,05\n", "text '0,05' found, a number wanted: write a decimal point"),
+        ("masks: {scl: {classes: '3'}}\n", "text '3' found, a list wanted: [\"3\"]"),
+        ("masks: {scl: {classes: {a: 3}}}\n", "a mapping found, a list wanted"),
+        ("pathvars: {result: x}\n", "c.yaml:2:12: key 'pathvars.result': results, logs or benchmarks wanted as a name"),
+        ("pathvars: {stats: x}\n", "key 'pathvars.stats': results, logs or benchmarks wanted as a name"),
         ("sheet: 5\n", "key 'sheet': 5 found, text in quotes wanted"),
         ("sheet: ''\n", "key 'sheet': '' found, text wanted"),
         ('sheet: "a\\nb"\n', "key 'sheet': 'a\\nb' found, text wanted, in one line"),
@@ -142,11 +178,33 @@ def test_each_mistake_is_placed_and_says_what_is_wanted(text, line):
         ("{formula: nir, kind: classes}", "kind': 'classes' needs an integer dtype"),
         ("{formula: nir, dtype: int16, scale: 0}", "scale': 0 cannot be used here"),
         ("{formula: nir, dtype: int16, scale: .inf}", "scale': inf found, a finite number wanted"),
-        ("{formula: nir, dtype: uint8, nodata: 256}", "nodata': 256 found, a whole number from 0 to 255 wanted"),
-        ("{formula: nir, dtype: uint8, nodata: -1}", "nodata': -1 found, a whole number from 0 to 255 wanted"),
-        ("{formula: nir, dtype: uint8, nodata: 1.5}", "nodata': 1.5 found, a whole number from 0 to 255 wanted"),
-        ("{formula: nir, dtype: uint8, nodata: .nan}", "nodata': nan found, a whole number from 0 to 255 wanted"),
+        (
+            "{formula: nir, dtype: uint8, scale: 1, nodata: 256}",
+            "nodata': 256 found, a whole number from 0 to 255 wanted",
+        ),
+        (
+            "{formula: nir, dtype: uint8, scale: 1, nodata: -1}",
+            "nodata': -1 found, a whole number from 0 to 255 wanted",
+        ),
+        (
+            "{formula: nir, dtype: uint8, scale: 1, nodata: 1.5}",
+            "nodata': 1.5 found, a whole number from 0 to 255 wanted",
+        ),
+        (
+            "{formula: nir, dtype: uint8, scale: 1, nodata: .nan}",
+            "nodata': nan found, a whole number from 0 to 255 wanted",
+        ),
         ("{formula: nir, dtype: float64}", "dtype': text 'float64' found, one of float32, "),
+        (
+            "{formula: nir, dtype: int16}",
+            "c.yaml:2:28: key 'products.a.dtype': int16 rounds to whole numbers: give scale, e.g. 0.0001, or 1 for "
+            "whole numbers",
+        ),
+        ("{formula: nir, dtype: uint8, scale: ~}", "dtype': uint8 rounds to whole numbers"),
+        (
+            "{formula: nir, dtype: int16, scale: '0,0001'}",
+            "scale': text '0,0001' found, a number wanted: write a decim",
+        ),
         ("{dtype: int16}", "key 'formula' is missing"),
         ("{formula: nir, scales: 2}", "scales': unknown key - did you mean 'scale'?"),
         ("5", "5 found, keys and values wanted"),
@@ -214,7 +272,10 @@ def test_a_missing_product_key_names_the_product():
     [
         ("cog:\n\tbands: all\n", "c.yaml:2:1: a tab; YAML is indented with spaces only"),
         ("cog: {bands: all\n", "c.yaml:2:1: not YAML: "),
-        ("a: b: c\n", "c.yaml:1:5: not YAML: "),
+        (
+            "a: b: c\n",
+            "c.yaml:1:5: not YAML: mapping values are not allowed here: check the indentation and quotes",
+        ),
         ("- products\n- sheet\n", "c.yaml:1:1: the file is a list; keys and values (key: value) are wanted"),
         ("just words\n", "c.yaml:1:1: the file is a single value; keys"),
         ("a: \x07\n", "c.yaml:1:4: "),
@@ -256,8 +317,11 @@ def test_values_of_the_command_line_have_no_file():
 
 
 def test_without_files_every_mistake_is_still_told():
-    with pytest.raises(ConfigError, match=r"\(--config\): key 'cog.zstd_level': 40"):
-        load_config({"products": {"a": "nir"}, "cog": {"zstd_level": 40}})
+    doc = {"products": {"a": "nir"}, "cog": {"zstd_level": 40}}
+    with pytest.raises(ConfigError, match=r"\n\(config\): key 'cog.zstd_level': 40"):
+        load_config(doc)  # as a workflow gives it that imports this one
+    with pytest.raises(ConfigError, match=r"\n\(config or --config\): key 'cog.zstd_level': 40"):
+        load_config(doc, [("c.yaml", "# nothing yet\n")])
 
 
 def test_the_last_file_that_has_the_key_gives_the_line():
@@ -296,6 +360,8 @@ def test_thousands_of_mistakes_do_not_flood_the_terminal():
 
 @pytest.mark.parametrize("path", describe.made_files(ROOT), ids=lambda path: str(path.relative_to(ROOT)))
 def test_made_files_are_up_to_date(path):
+    if path == ROOT / describe.CONFIG:
+        shipped.skip_if_changed(describe.CONFIG)
     assert path.read_text(encoding="utf-8") == describe.made_files(ROOT)[path], f"run: {describe.COMMAND}"
 
 
@@ -306,7 +372,56 @@ def test_making_the_files_says_which_are_out_of_date(tmp_path, capsys):
     assert describe.main(["--root", str(tmp_path)]) == 0
 
 
+def made_config(folder, capsys, text: str) -> tuple[str, str]:
+    """(`config/config.yaml`, what was said) after making all files where `text` stood."""
+    path = folder / describe.CONFIG
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    assert describe.main(["--root", str(folder), "--write"]) == 0
+    assert describe.main(["--root", str(folder)]) == 0
+    return path.read_text(encoding="utf-8"), capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "products: {ndvi: nir - red}\n",
+        describe.config_text().replace("zstd_level: 9", "zstd_level: 10", 1),
+        describe.config_text().replace("masks: {}", "masks: {scl: {classes: [3]}}"),
+        describe.config_text().replace("  # ndwi:", "  ndwi:"),
+        "sheet: [\n",
+        "sheet: 2020-13-45\n",
+        "- my list\n",
+    ],
+)
+def test_a_config_with_values_of_the_user_is_never_overwritten(tmp_path, capsys, text):
+    kept, said = made_config(tmp_path, capsys, text)
+    assert kept == text
+    assert "config.yaml: left alone, it holds values of yours; delete it to have it made anew" in said
+
+
+@pytest.mark.parametrize("text", ["", "cog:\n  zstd_level: 9\n  gone: 1\nold_key: 5\n"])
+def test_a_config_that_only_lacks_keys_or_has_old_ones_is_made_anew(tmp_path, capsys, text):
+    assert made_config(tmp_path, capsys, text)[0] == describe.config_text()
+
+
+@pytest.mark.parametrize("same", [True, False, None])
+def test_a_changed_config_skips_the_tests_of_the_shipped_one(monkeypatch, same):
+    def run(*args, **options):
+        if same is None:
+            raise FileNotFoundError("git")
+        return subprocess.CompletedProcess(args, 0 if same else 1)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    if same:
+        shipped.skip_if_changed(describe.CONFIG)
+        return
+    with pytest.raises(pytest.skip.Exception, match=r"config/config\.yaml was changed: it is the user's"):
+        shipped.skip_if_changed(describe.CONFIG)
+
+
 def test_the_shipped_config_explains_every_key_and_changes_no_default():
+    shipped.skip_if_changed(describe.CONFIG)
     text = (ROOT / "config/config.yaml").read_text(encoding="utf-8")
     config = load(text)
     assert list(config.products) == ["ndvi"]
@@ -364,7 +479,8 @@ def test_numbers_are_finite_wherever_they_are_written():
 
 def test_every_dtype_can_be_asked_for():
     for dtype in DTYPES:
-        load(f"products: {{a: {{formula: nir, dtype: {dtype}}}}}\n")
+        scale = "" if dtype == "float32" else ", scale: 1"
+        load(f"products: {{a: {{formula: nir, dtype: {dtype}{scale}}}}}\n")
 
 
 @pytest.mark.parametrize(

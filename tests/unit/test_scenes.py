@@ -138,6 +138,14 @@ def test_duplicates_name_both_lines():
         ("name,file\nS1,a.tif\n", ["s.csv:1:1: unknown column 'name'", "s.csv:1:2: unknown column 'file'"]),
         ("scene,sensors,path\n", ["s.csv:1:2: unknown column 'sensors' - did you mean 'sensor'?"]),
         ("scene,path\nS1,a.tif\n", ["s.csv:1:1: column 'sensor' is missing"]),
+        (
+            "Scene;Sensor;Path\n",
+            [
+                "s.csv:1:1: unknown column 'Scene' - did you mean 'scene'?; column names are small letters",
+                "s.csv:1:2: unknown column 'Sensor' - did you mean 'sensor'?; column names are small letters",
+                "s.csv:1:3: unknown column 'Path' - did you mean 'path'?; column names are small letters",
+            ],
+        ),
         ("scene,sensor,path,path\n", ["s.csv:1:4: column 'path' stands twice"]),
         ("Scene,sensor,path\n", ["s.csv:1:1: unknown column 'Scene' - did you mean 'scene'?"]),
         ("\n\nscene,sensor\n", ["s.csv:3:1: column 'path' is missing"]),
@@ -161,7 +169,8 @@ def test_headers_that_are_wrong(text, lines):
         ("scale", "nan", "'nan' found, a number wanted"),
         ("scale", "inf", "'inf' found, a number wanted"),
         ("scale", "1e999", "1e999 cannot be used"),
-        ("offset", "-0,1", "'-0,1' found, a number wanted"),
+        ("offset", "-0,1", "'-0,1' found, a number wanted: write a decimal point"),
+        ("nodata", "1,5", "'1,5' found, a number or nan wanted: write a decimal point"),
         ("offset", "1_000", "'1_000' found, a number wanted"),
         ("offset", "\u0661", "'\u0661' found, a number wanted"),
         ("nodata", "none", "'none' found, a number or nan wanted"),
@@ -266,6 +275,21 @@ def test_band_is_the_only_placeholder():
     (line,) = mistakes(HEAD + "S1,rgbn,{bands}.tif\n", check_files=True)
     assert "{bands}.tif not found" in line
     assert line.endswith("only {band} stands for something else")
+
+
+def test_the_placeholder_is_in_small_letters():
+    (line,) = mistakes(HEAD + "S1,rgbn,{Band}.tif\n", check_files=True)
+    assert line.endswith("; write {band} instead of {Band}")
+
+
+@pytest.mark.parametrize(
+    ("path", "start"),
+    [("~/a.tif", "~"), ("~me/a.tif", "~me"), ("$HOME/a.tif", "$HOME"), ("${DATA}/{band}.tif", "${DATA}")],
+)
+def test_starts_of_paths_that_a_shell_would_expand(path, start):
+    (line,) = mistakes(f"{HEAD}S1,rgbn,{path}\n", check_files=True)
+    assert line.endswith(f"; {start} is not expanded, write it out")
+    assert "not expanded" not in mistakes(HEAD + "S1,rgbn,a$X.tif\n", check_files=True)[0]
 
 
 def test_the_pattern_may_name_the_band_more_than_once():

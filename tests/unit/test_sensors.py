@@ -126,7 +126,9 @@ def test_unknown_sensors(name):
 def test_a_near_miss_gets_a_suggestion():
     told = []
     Sensors("nowhere", Problems()).get("sentinel2_l2", told.append)
+    Sensors("nowhere", Problems()).get("landsat5", told.append)
     assert "did you mean 'sentinel2_l2a'?" in told[0]
+    assert "did you mean 'landsat5_l1' or 'landsat5_l2'?" in told[1]
 
 
 def test_the_bands_of_one_sensor_go_over_its_defaults(tmp_path):
@@ -146,7 +148,10 @@ def test_the_bands_of_one_sensor_go_over_its_defaults(tmp_path):
         (OWN + "  nir: {position: 1}\n", "own.yaml:4:8: key 'bands.nir': 'position 1' is used by band 'red' already"),
         (OWN + "  nir: {names: [RED]}\n", "own.yaml:4:8: key 'bands.nir': 'RED' is used by band 'red' already"),
         (OWN + "  nir: {position: 0}\n", "own.yaml:4:19: key 'bands.nir.position': 0 is below 1"),
-        (OWN + "  nir: {names: B4}\n", "own.yaml:4:16: key 'bands.nir.names': text 'B4' found, a list wanted"),
+        (
+            OWN + "  nir: {names: B4}\n",
+            "own.yaml:4:16: key 'bands.nir.names': text 'B4' found, a list wanted: [\"B4\"]",
+        ),
         (OWN + "  nir: {names: [4]}\n", "own.yaml:4:17: key 'bands.nir.names.0': 4 found, text in quotes wanted"),
         (OWN + "  nir: {kind: flags}\n", "own.yaml:4:15: key 'bands.nir.kind': text 'flags' found, one of continuous"),
         (OWN + "  qa: {kind: bits, scale: 2}\n", "own.yaml:4:7: key 'bands.qa': scale and offset cannot be used"),

@@ -244,9 +244,8 @@ def repairs(wildcards):
 
 
 def compute_threads():
-    """All cores of the run for CPU kernels; beside a GPU the others are other jobs'."""
-    on_gpu = CAMPAIGN.config.compute.device == "gpu"
-    return 8 if on_gpu else workflow.resource_settings.cores or 8
+    """All cores of the run, for the CPU kernels."""
+    return workflow.resource_settings.cores or 8
 
 
 def ingest_mb(wildcards, attempt):
