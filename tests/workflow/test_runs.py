@@ -488,14 +488,16 @@ def test_an_error_in_a_kernel_is_no_scenes_fault(campaign, tmp_path, place):
     assert campaign.pixels() == pixels
 
 
-@pytest.mark.parametrize("name", ["{x}.tif", "{scene}.tif", "<results>.tif", "{{a}} <b>.tif"])
-def test_file_names_that_snakemake_would_fill_in(tmp_path, name):
-    row = write_scene(tmp_path, "T1", 1)
-    (tmp_path / "raw" / "T1.tif").rename(tmp_path / "raw" / name)
-    campaign = new_campaign(tmp_path, [row | {"path": f"raw/{name}"}])
+def test_file_names_that_snakemake_would_fill_in(tmp_path):
+    names = {"T1": "{x}.tif", "T2": "{scene}.tif", "T3": "<results>.tif", "T4": "{{a}} <b>.tif"}
+    rows = [write_scene(tmp_path, scene, 1) | {"path": f"raw/{name}"} for scene, name in names.items()]
+    for scene, name in names.items():
+        (tmp_path / "raw" / f"{scene}.tif").rename(tmp_path / "raw" / name)
+    campaign = new_campaign(tmp_path, rows)
     done = campaign.run()
     assert done.code == 0, done.text
-    assert campaign.states() == {"T1": "done"}
+    assert campaign.states() == dict.fromkeys(names, "done")
     assert not campaign.plan()
-    write_raster(tmp_path / "raw" / name, red_nir((60, 70), seed=9))
-    assert "to_cog T1" in campaign.plan()
+    for name in names.values():
+        write_raster(tmp_path / "raw" / name, red_nir((60, 70), seed=9))
+    assert {f"to_cog {scene}" for scene in names} <= campaign.plan()
