@@ -486,7 +486,7 @@ class Store:
             # GDAL would cast bands of different dtypes to one
             for dtype in dict.fromkeys(band.dtype for band in bands):
                 same = [band for band in bands if band.dtype == dtype]
-                block = dataset.read([band.number for band in same], window=where)
+                block = dataset.read([band.number for band in same], window=where).astype(dtype, copy=False)
                 pixels |= {band.role: plane for band, plane in zip(same, block, strict=True)}
             shared = None
             for band in bands:

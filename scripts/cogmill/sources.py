@@ -538,6 +538,15 @@ def unapplied_alpha(dataset, numbers: list[int]) -> int | None:
     return alphas[0] if alphas and not applied else None
 
 
+def stored_dtype(dataset, number: int) -> str:
+    """Data type of a band in the store: that of the file, but half floats become float32.
+
+    GDAL before 3.11 reads them so, and no older one would read a COG of half floats.
+    """
+    dtype = dataset.dtypes[number - 1]
+    return "float32" if dtype == "float16" else dtype
+
+
 def describe_band(scene: SceneFiles, path: str, dataset, role: str, number: int, kind: str) -> SourceBand:
     """Header of one band.
 
@@ -547,7 +556,7 @@ def describe_band(scene: SceneFiles, path: str, dataset, role: str, number: int,
         `complex_dtype`, `unsupported_dtype`, `nodata_range` (the sheet's nodata cannot occur in the dtype), `header`
         (a place that is no number).
     """
-    dtype = dataset.dtypes[number - 1]
+    dtype = stored_dtype(dataset, number)
     if "complex" in dtype:
         raise scene.error(
             f"band '{role}' ({path}, band {number}) is of complex data type {dtype}; products are real-valued. "
@@ -604,7 +613,7 @@ def _decide_nodata(
     """Sheet, else file, else (for integers that are measurements) the sensor; a mask has none."""
     if kind == "mask":
         return None, "nobody"
-    dtype = dataset.dtypes[number - 1]
+    dtype = stored_dtype(dataset, number)
     given = scene.number("nodata") if kind == "continuous" else None
     if given is not None:
         usable = nodata_in(given, dtype)
