@@ -6,12 +6,12 @@ another one died.
 """
 
 import contextlib
+import functools
 import json
 import logging
 import os
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
@@ -21,13 +21,7 @@ from cogmill.device import Device, cpu_model
 from cogmill.errors import DamagedRecordError, RetryableError, SceneError
 from cogmill.folders import is_current, scene_lock, sweep
 from cogmill.indices import parse_formula
-from cogmill.ledger import (
-    end_record,
-    product_key,
-    read_json,
-    read_record,
-    write_json,
-)
+from cogmill.ledger import end_record, new_record, product_key, read_record, timestamp, write_json
 from cogmill.scenemaker import SceneMaker
 from cogmill.store import NEVER, Inputs
 from cogmill.tasks import MAX_DEATHS, Task, load_record
@@ -63,14 +57,14 @@ def run_scene(task: Task, device: Device, beat: Callable[[], None]) -> str:
 def _run_locked(task: Task, device: Device, beat: Callable[[], None]) -> str:
     record = load_record(task.record, task.scene)
     before = json.dumps(record, sort_keys=True)
-    ended = _ended_upstream(task)
-    if ended:
-        state, reason, message, retryable = ended
+    cogs, grid = _read_upstream(task)
+    if cogs["state"] != "done":
         for name in task.products:
             _set_aside(task, record, name)
-        _save(task, end_record(record, state, reason, message, retryable), before)
-        return state
-    inputs = _read_inputs(task)
+        ended = {field: cogs[field] for field in ("state", "reason", "message", "retryable")}
+        _save(task, end_record(record, **ended), before)
+        return cogs["state"]
+    inputs = _inputs(task, cogs, grid)
     try:
         keys, specs = _keys(task, inputs)
     except SceneError as error:
@@ -81,7 +75,6 @@ def _run_locked(task: Task, device: Device, beat: Callable[[], None]) -> str:
     if not pending:
         _save(task, end_record(record, "done"), before)
         return "kept"
-    scene_key = json.dumps(keys, sort_keys=True)
     journal, scene_key = record["journal"], json.dumps(keys, sort_keys=True)
     if journal.get("key") != scene_key:
         journal |= {"key": scene_key, "died": 0, "faults": 0}
@@ -98,7 +91,7 @@ def _run_locked(task: Task, device: Device, beat: Callable[[], None]) -> str:
         )
         _save(task, end_record(record, "failed", "crashed", message), before)
         return "failed"
-    record["attempts"].append({"started": _now(), "outcome": "running"})
+    record["attempts"].append({"started": timestamp(), "outcome": "running"})
     write_json(task.record, end_record(record, "failed", "unfinished"))
     task.running.touch()
     try:
@@ -131,13 +124,13 @@ def _attempt(task, device, beat, record, inputs, specs, keys) -> str:
         end_record(record, "failed", reason if again else "unwritable", message, retryable=again)
     except BaseException as error:
         # neither a bug nor a SIGTERM is the scene's fault
-        attempt |= {"ended": _now(), "outcome": "stopped", "reason": type(error).__name__}
+        attempt |= {"ended": timestamp(), "outcome": "stopped", "reason": type(error).__name__}
         write_json(task.record, record)
         raise
     again = record["retryable"] and journal["faults"] < task.run["max_attempts"]
     journal["died"] = 0
     attempt |= {
-        "ended": _now(),
+        "ended": timestamp(),
         "outcome": "retry" if again else record["state"],
         "reason": record["reason"],
         "device": device.kind,
@@ -154,19 +147,21 @@ def _attempt(task, device, beat, record, inputs, specs, keys) -> str:
     return "retry" if again else record["state"]
 
 
-def _ended_upstream(task: Task) -> tuple | None:
+def _read_upstream(task: Task) -> tuple[dict, dict]:
+    """The scene's `cogs` and `grids` records, or (the first that is not done, {})."""
+    found = []
     for kind, path in (("cogs", task.cogs), ("grids", task.grid)):
         try:
             record = read_record(path, kind)
         except DamagedRecordError as error:
-            return "failed", error.reason, f"scene {task.scene!r}: {error}", False
+            record = end_record(new_record(kind, task.scene), "failed", error.reason, f"scene {task.scene!r}: {error}")
         if record["state"] != "done":
-            return record["state"], record["reason"], record["message"], record["retryable"]
-    return None
+            return record, {}
+        found.append(record)
+    return tuple(found)
 
 
-def _read_inputs(task: Task) -> Inputs:
-    cogs, grid = read_json(task.cogs), read_json(task.grid)
+def _inputs(task: Task, cogs: dict, grid: dict) -> Inputs:
     bands = cogs["bands"]
     masks = {role: task.masks[role] for role in sorted(task.masks) if role in bands}
     masks |= {role: NEVER for role in sorted(bands) if bands[role]["kind"] == "mask"}
@@ -206,6 +201,7 @@ def _save(task: Task, record: dict, before: str) -> None:
         write_json(task.record, record)
 
 
+@functools.cache
 def machine(device: Device) -> dict:
     """What the pixels were made on: CPU model, CPUs that this process may use, memory in MB, GPU."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -217,6 +213,7 @@ def machine(device: Device) -> dict:
     }
 
 
+@functools.cache
 def software() -> dict:
     """Versions of what made the pixels."""
     import platform
@@ -230,10 +227,6 @@ def software() -> dict:
         "gdal": rasterio.__gdal_version__,
         **{name: version(name) for name in packages},
     }
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def _reset_peak() -> None:

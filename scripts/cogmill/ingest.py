@@ -6,7 +6,6 @@ no rule declares: `state.json` knows which bands are written and from what, so t
 `.started` counts deaths and faults.
 """
 
-import base64
 import copy
 import logging
 import math
@@ -17,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from rasterio.windows import Window as GdalWindow
 
-from cogmill.codecs.cpu import predictor_for
+from cogmill.codecs.cpu import encode_checksums, predictor_for
 from cogmill.cog.files import writing
 from cogmill.cog.index import read_index, why_not_conforming
 from cogmill.cog.reader import index_tiles
@@ -560,11 +559,6 @@ def read_state(path: Path) -> dict:
         require_fields(entry, STATE_FIELDS)
         require_fields(entry["band"], {"written": bool, **BAND_FIELDS, "radiometry": object})
     return state
-
-
-def encode_checksums(checksums: np.ndarray) -> str:
-    """Base64 of little-endian uint64, row-major."""
-    return base64.b64encode(np.ascontiguousarray(checksums, dtype="<u8").tobytes()).decode("ascii")
 
 
 def reading_windows(file: SourceFile, bands: list[SourceBand]):

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import uuid
+from datetime import UTC, datetime
 from pathlib import Path, PurePath
 
 from cogmill import __version__
@@ -53,6 +54,11 @@ PRODUCT_FIELDS = {
 }
 
 
+def timestamp() -> str:
+    """Now, in UTC, to the millisecond, as ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
 def encode_number(value):
     """JSON form of a number: NaN and infinities become the words "nan", "inf", "-inf"; None stays."""
     if value is None:
@@ -74,19 +80,24 @@ def digest(doc) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def write_text(path: str | Path, text: str) -> None:
+def write_bytes(path: str | Path, data: bytes) -> None:
     """Write a file whole or not at all: beside its final name, flushed to disk, then renamed."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(temporary, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """As `write_bytes`, in UTF-8."""
+    write_bytes(path, text.encode("utf-8"))
 
 
 def write_json(path: str | Path, doc) -> None:

@@ -1,11 +1,11 @@
 """Reading a scene's stored bands: pixels by window, and masks sampled on the target grid."""
 
-import base64
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from cogmill.codecs.cpu import decode_checksums
 from cogmill.cog.reader import CogReader
 from cogmill.errors import SceneError
 from cogmill.grids import Window
@@ -65,11 +65,6 @@ class Inputs:
                     f"changed after it was stored. Run `cogmill forget {self.folder.name}`, then the campaign again",
                     "changed",
                 )
-
-
-def decode_checksums(text: str | None) -> np.ndarray | None:
-    """Tile checksums of a record (base64 of little-endian uint64) as a flat uint64 array."""
-    return None if text is None else np.frombuffer(base64.b64decode(text), dtype="<u8")
 
 
 class MaskSampler:

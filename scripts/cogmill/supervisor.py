@@ -13,13 +13,12 @@ import signal
 import sys
 import time
 import traceback
-from datetime import UTC, datetime
 from pathlib import Path
 
 from cogmill.device import choose_device
 from cogmill.errors import CogmillError, RetryableError, SceneError
 from cogmill.folders import exit_on_sigterm
-from cogmill.ledger import end_record, ledger_line, read_json, read_ledger, write_json, write_ledger
+from cogmill.ledger import end_record, ledger_line, read_json, read_ledger, timestamp, write_json, write_ledger
 from cogmill.tasks import MAX_DEATHS, Task, load_record
 
 log = logging.getLogger("cogmill")
@@ -180,9 +179,9 @@ class Supervisor:
         journal = record["journal"]
         if not record["attempts"] or record["attempts"][-1]["outcome"] not in ("running", "stopped"):
             # it died before its attempt was written; one that was silent says itself that it was stopped
-            record["attempts"].append({"started": _now()})
+            record["attempts"].append({"started": timestamp()})
         record["attempts"][-1] |= {
-            "ended": _now(),
+            "ended": timestamp(),
             "outcome": "crashed",
             "reason": how,
             "device": self.device.kind,
@@ -212,10 +211,6 @@ def _stop(worker) -> None:
     if worker.is_alive():
         worker.kill()
     worker.join()
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def _work(tasks, device, pipe, parent: int) -> None:

@@ -4,6 +4,7 @@ Predictor 2 is the horizontal differencing of TIFF 6.0 (section 14), predictor 3
 of Adobe Photoshop TIFF Technical Note 3. Everything here lets go of the GIL: plain threads use all cores.
 """
 
+import base64
 import threading
 
 import numpy as np
@@ -199,6 +200,16 @@ def decode_mask(data, shape=(TILE, TILE)) -> np.ndarray:
 def tile_checksum(data) -> int:
     """xxh3-64 of a tile's compressed bytes."""
     return xxhash.xxh3_64_intdigest(data)
+
+
+def encode_checksums(checksums: np.ndarray) -> str:
+    """Base64 of little-endian uint64, row-major."""
+    return base64.b64encode(np.ascontiguousarray(checksums, dtype="<u8").tobytes()).decode("ascii")
+
+
+def decode_checksums(text: str | None) -> np.ndarray | None:
+    """Inverse of `encode_checksums`, flat; None of None."""
+    return None if text is None else np.frombuffer(base64.b64decode(text), dtype="<u8")
 
 
 def pixel_digest_tile(pixels: np.ndarray) -> int:

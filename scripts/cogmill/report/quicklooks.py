@@ -2,9 +2,7 @@
 
 import hashlib
 import io
-import os
 import re
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +11,8 @@ import numpy as np
 import rasterio
 from PIL import Image, PngImagePlugin
 from rasterio.errors import RasterioError
+
+from cogmill.ledger import write_bytes
 
 SIZE = 512  # pixels of the longer side, at most
 SAMPLE = 96  # pixels of the longer side that decide the range of colours
@@ -129,13 +129,7 @@ def make_quicklook(product: Path, picture: Path, style: Style, digest: str) -> N
     text.add_text("cogmill", name)
     data = io.BytesIO()
     image.save(data, "PNG", transparency=0, pnginfo=text)
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    temporary = picture.with_name(f".{picture.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        temporary.write_bytes(data.getvalue())
-        os.replace(temporary, picture)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_bytes(picture, data.getvalue())
 
 
 def _made_from(picture: Path) -> str | None:
