@@ -126,7 +126,7 @@ class Supervisor:
             while queue:
                 victim, how, seconds = self._run_worker(queue)
                 queue = [scene for scene in queue if scene not in self.outcomes]
-                if victim is None:
+                if victim is None or victim in self.outcomes:  # it died, if at all, between two scenes
                     continue
                 # the end of the queue: the other scenes come first, the victim's second try may end as the first did
                 queue.remove(victim)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,23 @@ def test_a_finished_product_outlives_the_death_on_the_next(made, monkeypatch, tm
     assert [attempt["products"] for attempt in record["attempts"]] == [["ndvi"], ["sum"]]
     assert not list((made.results / "products" / "S1").glob("*.stale.tif"))
     assert len(line["attempts"]) == 2
+
+
+@pytest.mark.parametrize("last", ["S1", "S3"])
+def test_a_death_between_scenes_costs_none(made, monkeypatch, tmp_path, last):
+    send = Connection.send
+
+    def send_and_die(self, message):
+        send(self, message)
+        if message[:2] == ("end", last) and not (tmp_path / "died").exists():
+            (tmp_path / "died").touch()
+            kill_self()
+
+    monkeypatch.setattr(Connection, "send", send_and_die)
+    assert set(states(compute_batch(**made.batch())).values()) == {"done"}
+    assert (tmp_path / "died").exists()
+    for scene in ("S1", "S2", "S3"):
+        assert len(read_json(made.path("products", scene))["attempts"]) == 1
 
 
 def test_exit_without_words_is_a_death_too(made, monkeypatch):
