@@ -1,6 +1,7 @@
 """Reading tiles: the pixels that GDAL reads, and no pixel of a damaged tile."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -278,6 +279,33 @@ def test_requests_have_a_limit(cog, monkeypatch):
     with CogReader(cog[0]) as reader, rasterio.open(cog[0]) as dataset:
         assert same_bits(reader.read(Window(0, 0, 600, 1000))[0], dataset.read(1))
     assert len(calls) > 4
+
+
+@pytest.mark.parametrize("cache_bytes", [1, 2_000_000, 1 << 30])
+def test_windows_that_overlap_are_decoded_once_where_memory_allows(masked, decoded, cache_bytes):
+    path, pixels, valid, _ = masked
+    cuts = [Window(row, col, 600, 700) for row in (0, 350, 700) for col in (0, 500, 1000)]
+    with CogReader(path, cache_bytes=cache_bytes) as reader, ThreadPoolExecutor(4) as pool:
+        for window, (part, fit) in zip(cuts, pool.map(reader.read, cuts), strict=True):
+            rows, cols = slice(window.row, window.row + 600), slice(window.col, window.col + 700)
+            assert same_bits(part, pixels[rows, cols]) and same_bits(fit, valid[rows, cols])
+        kept = sum(future.result().nbytes for future in reader._cache._tiles.values())
+    assert kept <= max(cache_bytes, 2 * 512 * 512 * 2)
+    # of 12 tiles one is absent; with their masks there are 23 to decode
+    assert len(decoded) == 23 if cache_bytes == 1 << 30 else len(decoded) > 23
+
+
+def test_a_damaged_tile_in_the_cache_fails_all_who_want_it_and_is_tried_again(cog):
+    path, _ = cog
+    offset = int(read_index(path).images[0].offsets[1, 1]) + 9
+    flip(path, offset)
+    with CogReader(path, cache_bytes=1 << 30) as reader, ThreadPoolExecutor(4) as pool:
+        whole_raster = Window(0, 0, *reader.shape)
+        for future in [pool.submit(reader.read, whole_raster) for _ in range(8)]:
+            with pytest.raises(DamagedTileError, match="damaged"):
+                future.result()
+        flip(path, offset)
+        assert reader.read(whole_raster)[0].shape == reader.shape
 
 
 def test_closing_twice(cog):

@@ -4,11 +4,13 @@ A tile whose checksum is known is verified before it is decoded; the readers on 
 same reason: a decoder that is fed wrong bytes may say nothing.
 """
 
+import contextlib
 import os
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +64,57 @@ def _checksum_grid(given, image: ImageIndex, path) -> np.ndarray | None:
     return given.reshape(image.counts.shape)
 
 
+class _TileCache:
+    """The tiles decoded last, up to `limit` bytes; a tile that several threads want at once is decoded by one."""
+
+    def __init__(self, limit: int):
+        self.limit = limit
+        self._size = 0
+        self._lock = threading.Lock()
+        self._tiles: OrderedDict = OrderedDict()
+
+    def claim(self, tiles: list[_Tile]) -> tuple[dict, list[_Tile]]:
+        """Futures of all tiles by place, and the tiles that the caller must decode and `keep`."""
+        wanted, own = {}, []
+        with self._lock:
+            for tile in tiles:
+                key = _place_of(tile)
+                if key in self._tiles:
+                    self._tiles.move_to_end(key)
+                else:
+                    self._tiles[key] = Future()
+                    own.append(tile)
+                wanted[key] = self._tiles[key]
+        return wanted, own
+
+    def keep(self, tile: _Tile, pixels: np.ndarray) -> None:
+        with self._lock:
+            future = self._tiles[_place_of(tile)]
+            self._size += pixels.nbytes
+            future.set_result(pixels)
+            for key, old in list(self._tiles.items()):
+                if self._size <= self.limit:
+                    break
+                if old.done() and old is not future:
+                    self._size -= self._tiles.pop(key).result().nbytes
+
+    def fail(self, tiles: list[_Tile], error: BaseException) -> None:
+        """Give up the tiles that are not decoded yet: who waits for them gets the error, who comes later tries anew."""
+        with self._lock:
+            for tile in tiles:
+                if not self._tiles[_place_of(tile)].done():
+                    self._tiles.pop(_place_of(tile)).set_exception(error)
+
+
+def _place_of(tile: _Tile) -> tuple:
+    return id(tile.image), tile.row, tile.col
+
+
+def _whole(tile: _Tile, pixels: np.ndarray | None) -> np.ndarray:
+    """Pixels of a tile; of an absent one a single value, repeated without memory."""
+    return np.broadcast_to(np.array(tile.image.fill, tile.image.dtype), tile.image.tile) if pixels is None else pixels
+
+
 class CogReader:
     """Pixels of one band of a tiled ZSTD TIFF, any window of any level; a context manager.
 
@@ -74,6 +127,9 @@ class CogReader:
         xxh3-64 of the compressed tiles of the full resolution. The file's own are taken where none are given.
     threads : int
         Read and decode so many pieces at a time.
+    cache_bytes : int
+        Decoded tiles kept for later windows; 0 keeps none. Windows that overlap, as those of a warp do, then cost
+        one decoding. `read` may be called from several threads.
 
     Attributes
     ----------
@@ -93,7 +149,9 @@ class CogReader:
         `io_error`, from `read` too.
     """
 
-    def __init__(self, path, band: int = 1, checksums=None, mask_checksums=None, threads: int = 1):
+    def __init__(
+        self, path, band: int = 1, checksums=None, mask_checksums=None, threads: int = 1, cache_bytes: int = 0
+    ):
         self.path = Path(path)
         self.index = read_index(path, band)
         self._require_readable(0)
@@ -109,6 +167,7 @@ class CogReader:
         self.bytes_read = 0
         self.seconds = {"read": 0.0, "decode": 0.0}
         self._lock = threading.Lock()
+        self._cache = _TileCache(cache_bytes) if cache_bytes else None
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
         with reading(path):
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -168,17 +227,36 @@ class CogReader:
             arrays[id(mask)] = valid = np.empty(pixels.shape, dtype=np.uint8)
         tiles = [tile for part in (image, mask) if part is not None for tile in self._tiles(part, window)]
         self._require_recorded([tile for tile in tiles if not tile.size])
+        if self._cache is None:
+            with self._decoded(tiles) as decoded:
+                self._each(lambda tile: self._place(tile, decoded(tile), window, arrays[id(tile.image)]), tiles)
+        else:
+            futures = self._cached(tiles)
+            for tile in tiles:
+                self._place(tile, futures[_place_of(tile)].result(), window, arrays[id(tile.image)])
+        return pixels, valid
+
+    @contextlib.contextmanager
+    def _decoded(self, tiles: list[_Tile]):
+        """Read the bytes of tiles; gives a function that decodes one, None where the tile is absent."""
         clock = time.perf_counter()
         data = self._read_tiles([tile for tile in tiles if tile.size])
         middle = time.perf_counter()
+        yield lambda tile: self._decode(tile, data[_place_of(tile)]) if tile.size else None
+        with self._lock:
+            self.seconds["read"] += middle - clock
+            self.seconds["decode"] += time.perf_counter() - middle
 
-        def place(tile: _Tile) -> None:
-            self._place(tile, data.get((id(tile.image), tile.row, tile.col)), window, arrays[id(tile.image)])
-
-        self._each(place, tiles)
-        self.seconds["read"] += middle - clock
-        self.seconds["decode"] += time.perf_counter() - middle
-        return pixels, valid
+    def _cached(self, tiles: list[_Tile]) -> dict[tuple, Future]:
+        """Futures of decoded tiles by place; what another thread decodes just now comes when it is ready."""
+        wanted, own = self._cache.claim(tiles)
+        try:
+            with self._decoded(own) as decoded:
+                self._each(lambda tile: self._cache.keep(tile, _whole(tile, decoded(tile))), own)
+        except BaseException as error:
+            self._cache.fail(own, error)
+            raise
+        return wanted
 
     def _require_recorded(self, absent: list[_Tile]) -> None:
         """Absent tiles have no bytes to verify; one that was recorded with bytes has lost them."""
@@ -221,7 +299,7 @@ class CogReader:
 
         blocks = self._each(fetch, requests)
         return {
-            (id(tile.image), tile.row, tile.col): part
+            _place_of(tile): part
             for request, parts in zip(requests, blocks, strict=True)
             for tile, part in zip(request, parts, strict=True)
         }
@@ -233,17 +311,15 @@ class CogReader:
             self.bytes_read += len(data)
         return data
 
-    def _place(self, tile: _Tile, data, window: Window, out: np.ndarray) -> None:
+    @staticmethod
+    def _place(tile: _Tile, pixels, window: Window, out: np.ndarray) -> None:
         image = tile.image
         top, left = tile.row * image.tile[0], tile.col * image.tile[1]
         r0, c0 = max(top, window.row), max(left, window.col)
         r1 = min(top + image.tile[0], window.row + window.rows)
         c1 = min(left + image.tile[1], window.col + window.cols)
         target = out[r0 - window.row : r1 - window.row, c0 - window.col : c1 - window.col]
-        if data is None:
-            target[...] = image.fill
-        else:
-            target[...] = self._decode(tile, data)[r0 - top : r1 - top, c0 - left : c1 - left]
+        target[...] = image.fill if pixels is None else pixels[r0 - top : r1 - top, c0 - left : c1 - left]
 
     def _decode(self, tile: _Tile, data) -> np.ndarray:
         try:
@@ -295,7 +371,7 @@ class CogReader:
             top = row * image.tile[0]
             tiles = self._tiles(image, Window(top, 0, min(image.tile[0], self.shape[0] - top), self.shape[1]))
             data = self._read_tiles([tile for tile in tiles if tile.size])
-            self._each(digest, [(tile, data.get((id(image), tile.row, tile.col))) for tile in tiles])
+            self._each(digest, [(tile, data.get(_place_of(tile))) for tile in tiles])
         return checksums, digests
 
 
