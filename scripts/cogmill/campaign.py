@@ -8,6 +8,7 @@ from hashlib import sha1
 
 from cogmill.config import Config, read_config
 from cogmill.ledger import ingest_key, read_json
+from cogmill.resampling import INTERPOLATING
 from cogmill.scenes import Scene, is_local, read_sheet, seen_from, sidecars
 from cogmill.schema import Spot
 from cogmill.sensors import Sensor, Sensors
@@ -57,7 +58,7 @@ class Campaign:
         sources : sequence of (path, text)
             The files that it comes from, the one that wins last.
         check_files : bool
-            Whether local files that the sheet names must be there.
+            Whether local files that sheet and config name must be there.
         stored : function of a scene id and a key
             Whether the COG store has the scene's record with this `ingest_key` (None: with any); its files may be
             gone then. Asked only of scenes that lack a file.
@@ -72,6 +73,8 @@ class Campaign:
         scenes: tuple[Scene, ...] = ()
         if config and config.sheet and config.sensors:
             sensors = Sensors(config.sensors, problems)
+            if check_files:
+                _check_like(config, spot)
             scenes = _read_scenes(config, spot, sensors, problems, check_files, stored)
             _check_bands(config, spot, scenes, sensors)
         problems.stop()
@@ -123,17 +126,35 @@ class Campaign:
         names = {name for product in self.config.products.values() for name in product.formula.names}
         # a new mask must not place the scenes anew that have no band for it
         masks = set(self.config.masks) & set(self.scenes[scene].sensor.bands)
-        return {"crs": self.config.grid.crs, "bands": sorted(names), "masks": sorted(masks)}
+        grid, warp = self.config.grid, self.config.warp
+        return {
+            "crs": grid.crs,
+            "resolution": grid.resolution and [float(size) for size in grid.resolution],
+            "aligned": grid.aligned,
+            "extent": "scene" if grid.extent == "scene" else [float(edge) for edge in grid.extent],
+            "like": grid.like,
+            "max_error_px": float(grid.max_error_px),
+            "engine": warp.engine,
+            "allow_ballpark": warp.allow_ballpark,
+            "bands": sorted(names),
+            "masks": sorted(masks),
+        }
+
+    def like_files(self) -> list[str]:
+        """The local file whose grid all products get, and its sidecars: what Snakemake watches for changes."""
+        like = self.config.grid.like
+        return [like, *sidecars(like)] if like and os.path.exists(like) else []
 
     def compute_params(self, scenes: list[str], product: str | None = None) -> dict:
-        """What decides the pixels of some scenes: {"products": {name: fields}, "masks": {band: rule}}."""
+        """What decides the pixels of some scenes: {"products": {name: fields}, "masks": {band: rule}, "warp": keys}."""
         config, names = self.config, [product] if product else self.products
         sensors = {self.scenes[scene].sensor.name: self.scenes[scene].sensor for scene in scenes}
         # a mask that no scene of the batch has a band for must not redo the batch when it changes
         roles = {role for sensor in sensors.values() for role in sensor.bands}
         return {
-            "products": {name: config.products[name].to_json(name) for name in names},
+            "products": {name: config.products[name].to_json(name, config.warp.resampling) for name in names},
             "masks": {role: rule.to_json() for role, rule in sorted(config.masks.items()) if role in roles},
+            "warp": {"order": config.warp.order, "allow_aliasing": config.warp.allow_aliasing},
         }
 
     def run_params(self) -> dict:
@@ -147,6 +168,7 @@ class Campaign:
             "spool_mb": memory.spool_mb,
             "window_mb": memory.window_mb,
             "max_attempts": self.config.max_attempts,
+            "self_check": self.config.self_check,
         }
 
 
@@ -230,8 +252,14 @@ def _read_scenes(config: Config, spot: Spot, sensors: Sensors, problems: Problem
     return read_sheet(config.sheet, sensors, problems, needed if check_files else None, has_record)
 
 
+def _check_like(config: Config, spot: Spot) -> None:
+    like = config.grid and config.grid.like
+    if like and is_local(like) and not os.path.exists(like):
+        spot.child("grid").child("like").problem(f"the file {like} is not found{seen_from(like)}")
+
+
 def _check_bands(config: Config, spot: Spot, scenes: tuple[Scene, ...], sensors: Sensors) -> None:
-    """Note products and masks that name bands which scenes, or all sensors, lack."""
+    """Note products and masks that name bands which scenes, or all sensors, lack, or which do not suit them."""
     used: dict[str, list[Scene]] = {}
     for scene in scenes:
         used.setdefault(scene.sensor.name, []).append(scene)
@@ -240,6 +268,17 @@ def _check_bands(config: Config, spot: Spot, scenes: tuple[Scene, ...], sensors:
             for lines in used.values():
                 if band not in lines[0].sensor.bands:
                     _lacking_band(spot.child("products").child(name), product.formula.text, band, lines)
+        codes = [
+            f"band '{band}' of sensor '{sensor.name}' holds {sensor.bands[band].kind}"
+            for sensor in (lines[0].sensor for lines in used.values())
+            for band in product.formula.names
+            if band in sensor.bands and sensor.bands[band].kind != "continuous"
+        ]
+        if product.kind != "continuous" and config.warp and config.warp.order == "index_then_warp":
+            codes.append(f"with warp.order 'index_then_warp' the product itself is resampled, and holds {product.kind}")
+        if codes and product.resampling in INTERPOLATING:
+            at = spot.child("products").child(name).child("resampling")
+            at.problem(f"'{product.resampling}', but classes are never interpolated: {codes[0]}; leave it out")
     for role in config.masks or {}:
         at, bands = spot.child("masks").child(role), [lines[0].sensor.bands.get(role) for lines in used.values()]
         if not any(bands) and role not in (every := sensors.roles()):

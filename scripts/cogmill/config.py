@@ -7,11 +7,14 @@
 
 # ruff: noqa: RUF009 - `key` makes a dataclass field
 import math
+import re
 import sys
 from dataclasses import dataclass
 
 from cogmill.errors import FormulaError
+from cogmill.grids import LARGEST_SIDE
 from cogmill.indices import Expression, parse_formula
+from cogmill.resampling import ALIASING, MAX_RATIO, METHODS
 from cogmill.schema import (
     Choice,
     Either,
@@ -19,12 +22,14 @@ from cogmill.schema import (
     ListOf,
     MapOf,
     Number,
+    OneOrEach,
     Section,
     Spot,
     Text,
     Whole,
     key,
     read_section,
+    shown,
 )
 from cogmill.yamlfiles import Problems, YamlFiles
 
@@ -36,6 +41,9 @@ INTEGER_RANGES = {
 }
 DTYPES = ("float32", *INTEGER_RANGES)
 KINDS = ("continuous", "classes", "bits")
+NUMBERS = r"[0-9]+(\+[0-9]+)?"  # of a code; a height's may follow
+CODE = rf"[Ee][Pp][Ss][Gg]:{NUMBERS}"
+EXTENT = ("left", "bottom", "right", "top")
 LONGEST_NAME = 80  # of a product; names of logs and temporary files made of it and a scene's id keep within 255 bytes
 ROLE = r"[a-z][a-z0-9_]*"  # what formulas, masks and sensors call a band
 
@@ -55,6 +63,28 @@ class Formula(Text):
 
     def schema(self) -> dict:
         return {"type": "string", "minLength": 1}
+
+
+class Crs(Text):
+    """`source`, or what PROJ may understand. PROJ is not here to be asked; what it surely would not take is refused."""
+
+    def read(self, spot: Spot) -> str | None:
+        value = spot.value
+        if (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, str) and value.isdecimal()):
+            return spot.problem(f"{shown(value)} found; of a code, write EPSG:{value}")
+        if not isinstance(value, str) or not value.strip():
+            return spot.problem(f"{shown(value)} found, source, a code such as EPSG:3035, a WKT or a PROJ text wanted")
+        text = " ".join(value.split())  # a WKT may go over several lines
+        if re.match("EPSG:", text, re.IGNORECASE) and not re.fullmatch(CODE, text):
+            return spot.problem(f"{value!r} found, a number after EPSG: wanted, such as EPSG:3035")
+        if text.casefold() == "source" and text != "source":
+            return spot.problem(f"{value!r} found; source is written in small letters")
+        return text
+
+    def schema(self) -> dict:
+        code = rf"[Ee][Pp][Ss][Gg]:(?!{NUMBERS}\s*$)[\s\S]*"
+        wrong = rf"^\s*([0-9]+|{code}|(?!source\s*$)[Ss][Oo][Uu][Rr][Cc][Ee])\s*$"
+        return {"type": "string", "pattern": r"\S", "not": {"pattern": wrong}}
 
 
 @dataclass(frozen=True)
@@ -90,6 +120,11 @@ class Product:
         "How overviews are made: the mean of continuous values, the most frequent of classes, the top left of bits. "
         "Classes and bits need an integer dtype.",
         "continuous",
+    )
+    resampling: str | None = key(
+        Choice(METHODS),
+        "How the pixels of this product's bands are resampled: see warp.resampling, which holds where this is empty.",
+        None,
     )
 
     def check(self, spot: Spot) -> None:
@@ -132,8 +167,11 @@ class Product:
         low, high = INTEGER_RANGES[self.dtype]
         return low if low < 0 else high
 
-    def to_json(self, name: str) -> dict:
-        """Every field resolved, in built-in types; equal for formulas that differ in spaces only."""
+    def to_json(self, name: str, resampling: str = "bilinear") -> dict:
+        """Every field resolved, in built-in types; equal for formulas that differ in spaces only.
+
+        `resampling` is that of products without one of their own.
+        """
         return {
             "formula": self.formula.canonical,
             "dtype": self.dtype,
@@ -143,6 +181,7 @@ class Product:
             "unit": self.unit,
             "description": self.description or name,
             "kind": self.kind,
+            "resampling": self.resampling or resampling,
         }
 
 
@@ -179,7 +218,105 @@ class CogConfig:
 class GridConfig:
     """The target grid."""
 
-    crs: str = key(Choice(("source",)), "Target grid of the products: source keeps each scene's own grid.", "source")
+    crs: str = key(
+        Crs(),
+        "CRS of the products: source for each scene's own, a code such as EPSG:3035, a WKT or a PROJ text. With source "
+        "and nothing else given here, products keep the pixels of their scene; nothing is resampled.",
+        "source",
+    )
+    resolution: tuple[float, float] | None = key(
+        OneOrEach(ListOf(Number(0, zero=False), ("x", "y"))),
+        "Size of a target pixel in units of grid.crs: metres for most projected CRSs, degrees for geographic ones. "
+        "Needed with a crs other than source; else empty is the scene's own.",
+        None,
+    )
+    aligned: bool = key(
+        Flag(),
+        "Whether pixel edges lie at whole multiples of the resolution, so that scenes share pixels: the extent is "
+        "widened to them. false: pixels begin at the extent's top left corner.",
+        True,
+    )
+    extent: str | tuple[float, float, float, float] = key(
+        Either("scene", ListOf(Number(), EXTENT)),
+        "What to cover: scene for each scene's own extent, or the outer edges in units of grid.crs, the same for all "
+        "scenes. In degrees, right is above 180 where it lies over the antimeridian.",
+        "scene",
+    )
+    like: str | None = key(
+        Text(),
+        "A raster file whose CRS, pixels and size all products get, instead of the four keys above. Relative to the "
+        "working directory.",
+        None,
+    )
+    max_error_px: float = key(
+        Number(0, 0.5),
+        "How far the place of a target pixel in its scene may be off, in pixels of the scene: places are computed on a "
+        "coarse grid that is as fine as this needs, and interpolated. 0 computes every pixel's, which takes longer.",
+        0.01,
+    )
+
+    def check(self, spot: Spot) -> None:
+        """One target, told once and whole."""
+        if self.like is not None:
+            for name, nothing in (("crs", "source"), ("resolution", None), ("aligned", True), ("extent", "scene")):
+                if getattr(self, name) != nothing:
+                    spot.child(name).problem("cannot be used together with grid.like, which says it: leave out one")
+            return
+        if self.crs != "source" and self.resolution is None:
+            spot.child("crs").problem(
+                "needs grid.resolution, the size of a pixel in units of this CRS (metres or degrees)"
+            )
+        if self.extent != "scene":
+            left, bottom, right, top = self.extent
+            if left >= right or bottom >= top:
+                wrong = f"right {right} is not above left {left}" if left >= right else ""
+                wrong += f"{' and ' if wrong else ''}top {top} is not above bottom {bottom}" if bottom >= top else ""
+                spot.child("extent").problem(f"{wrong}; the order is [{', '.join(EXTENT)}]")
+            elif self.resolution:
+                cols, rows = (right - left) / self.resolution[0], (top - bottom) / self.resolution[1]
+                if max(cols, rows) > LARGEST_SIDE:
+                    spot.child("resolution").problem(
+                        f"{cols:.10g} x {rows:.10g} pixels (columns x rows) would cover grid.extent, at most "
+                        f"{LARGEST_SIDE} a side are made; both are in units of grid.crs"
+                    )
+
+
+@dataclass(frozen=True)
+class WarpConfig:
+    """How pixels get from a scene's grid to the target's."""
+
+    resampling: str = key(
+        Choice(METHODS),
+        "How a target pixel takes its value, of bands of measurements. nearest, bilinear, cubic and lanczos take 1, "
+        "2 x 2, 4 x 4 and 6 x 6 pixels about its centre; average, mode, min, max and median all pixels that it "
+        "touches, for target pixels larger than the scene's. Bands of bits are always taken by nearest, those of "
+        "classes too unless this is mode, min or max. Pixels that are invalid or masked are left out.",
+        "bilinear",
+    )
+    order: str = key(
+        Choice(("bands_then_index", "index_then_warp")),
+        "Whether bands are resampled and formulas computed of them, or formulas computed on the scene's own pixels and "
+        "their results resampled.",
+        "bands_then_index",
+    )
+    engine: str = key(
+        Choice(("grid", "gdal")),
+        "grid: cogmill's own resampling. gdal: GDAL's warper, slower and for comparison; scenes that are placed by "
+        "ground control points or RPCs, without a transform, need it.",
+        "grid",
+    )
+    allow_aliasing: bool = key(
+        Flag(),
+        f"Whether {', '.join(ALIASING[:-1])} and {ALIASING[-1]}, which skip pixels then, may be used where a target "
+        f"pixel is larger than {MAX_RATIO:g} pixels of the scene. Otherwise such scenes fail.",
+        False,
+    )
+    allow_ballpark: bool = key(
+        Flag(),
+        "Whether a scene may change its CRS although PROJ knows no way between the two datums, which shifts it by up "
+        "to some hundred metres. Otherwise such scenes fail.",
+        False,
+    )
 
 
 @dataclass(frozen=True)
@@ -265,11 +402,18 @@ ndvi:
 #   qa_pixel: {bits: [0, 1, 2, 3, 4]}    # Landsat: fill, dilated cloud, cirrus, cloud, cloud shadow""",
     )
     cog: CogConfig = key(Section(CogConfig), "The COG store, results/cogs.", CogConfig())
-    grid: GridConfig = key(Section(GridConfig), "The target grid.", GridConfig())
+    grid: GridConfig = key(Section(GridConfig), "The target grid: the pixels of the products.", GridConfig())
+    warp: WarpConfig = key(Section(WarpConfig), "How pixels get from a scene's grid to the target's.", WarpConfig())
     compute: ComputeConfig = key(
         Section(ComputeConfig), "How products are computed; changes no pixel.", ComputeConfig()
     )
     memory: MemoryConfig = key(Section(MemoryConfig), "Memory of one job; changes no pixel.", MemoryConfig())
+    self_check: bool = key(
+        Flag(),
+        "Whether up to two tiles of each compute job are computed again, another way and with exact coordinates, and "
+        "compared; a difference fails the scene.",
+        True,
+    )
     scenes_per_job: str | int = key(
         Either("auto", Whole(1)),
         f"Scenes of a compute job, on average; auto is {AUTO_BATCH} for now.",

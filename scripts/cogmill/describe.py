@@ -10,7 +10,18 @@ import yaml
 
 from cogmill.config import Config
 from cogmill.scenes import COLUMNS
-from cogmill.schema import MISSING, Either, ListOf, MapOf, Number, Section, Whole, default_of, keys_of
+from cogmill.schema import (
+    MISSING,
+    Either,
+    ListOf,
+    MapOf,
+    Number,
+    OneOrEach,
+    Section,
+    Whole,
+    default_of,
+    keys_of,
+)
 from cogmill.sensors import Sensor, SensorBand
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -146,6 +157,8 @@ def _words(kind) -> str:
 def _scalar(value) -> str:
     if isinstance(value, (tuple, dict)):
         return str(list(value)) if isinstance(value, tuple) else "{}"
+    if value is None:
+        return "~"
     return yaml.safe_dump(value, allow_unicode=True).removesuffix("...\n").strip()
 
 
@@ -178,23 +191,27 @@ def _key_rows(cls: type, prefix: str = ""):
 def _kind_words(kind) -> str:
     if isinstance(kind, (Number, Whole)):
         word = "number" if isinstance(kind, Number) else "whole number"
+        above = kind.low == 0 and not kind.zero
         limits = [
-            f"from {kind.low}" if kind.low is not None else "",
+            "above 0" if above else f"from {kind.low}" if kind.low is not None else "",
             f"to {kind.high}" if kind.high is not None else "",
         ]
         return " ".join([word, *filter(None, limits)])
     if isinstance(kind, Either):
         return f"`{kind.word}` or {_kind_words(kind.kind)}"
+    if isinstance(kind, OneOrEach):
+        return f"{_kind_words(kind.each.kind)}, or one each: `[{', '.join(kind.each.names)}]`"
+    if isinstance(kind, ListOf) and kind.names:
+        return f"`[{', '.join(kind.names)}]`"
     if isinstance(kind, ListOf):
         return f"list, each {_kind_words(kind.kind)}"
     if isinstance(kind, MapOf):
         return "names with values"
     words = getattr(kind, "words", None)
-    return (
-        ", ".join(f"`{word}`" for word in words)
-        if words
-        else {"Flag": "true, false", "Formula": "formula"}.get(type(kind).__name__, "text")
-    )
+    if words:
+        return ", ".join(f"`{word}`" for word in words)
+    known = {"Flag": "true, false", "Formula": "formula", "Crs": "`source`, code, WKT or PROJ text"}
+    return known.get(type(kind).__name__, "text")
 
 
 TABLES = {

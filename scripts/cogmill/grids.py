@@ -1,8 +1,11 @@
 """Pixel grids: which ground a raster's pixels cover, and how it is cut into tiles and windows."""
 
+import math
 from dataclasses import dataclass
 
 TILE = 512
+LARGEST_SIDE = 200_000  # pixels; nobody's target is larger, and metres taken for degrees are
+IDENTITY = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,55 @@ class GridSpec:
         transform = doc["transform"]
         return cls(doc["crs"], tuple(transform) if transform else None, tuple(doc["shape"]))
 
+    def pixel_size(self) -> tuple[float, float]:
+        """Width and height of a pixel in units of the CRS, along the raster's own axes where they are rotated."""
+        a, b, _, d, e, _ = self.transform
+        return math.hypot(a, d), math.hypot(b, e)
+
     def tiles(self) -> tuple[int, int]:
         """Number of 512 x 512 tiles: (tile rows, tile columns)."""
         return -(-self.shape[0] // TILE), -(-self.shape[1] // TILE)
+
+
+def apply(affine: tuple[float, ...], col, row):
+    """Where an affine leads: (x, y); numbers or arrays."""
+    a, b, c, d, e, f = affine
+    return a * col + b * row + c, d * col + e * row + f
+
+
+def inverse(affine: tuple[float, ...]) -> tuple[float, ...]:
+    """The affine that leads back."""
+    a, b, c, d, e, f = affine
+    size = a * e - b * d
+    return e / size, -b / size, (b * f - e * c) / size, -d / size, a / size, (d * c - a * f) / size
+
+
+def compose(outer: tuple[float, ...], inner: tuple[float, ...]) -> tuple[float, ...]:
+    """The affine that applies `inner` first, then `outer`."""
+    a, b, c, d, e, f = outer
+    ia, ib, ic, id_, ie, if_ = inner
+    return (
+        a * ia + b * id_,
+        a * ib + b * ie,
+        a * ic + b * if_ + c,
+        d * ia + e * id_,
+        d * ib + e * ie,
+        d * ic + e * if_ + f,
+    )
+
+
+def between(from_: tuple[float, ...], to: tuple[float, ...]) -> tuple[float, ...]:
+    """Affine from the pixels of one transform to the pixels of another one in the same CRS.
+
+    The origins are subtracted before anything is divided: a pixel's centre may fall right on an edge of the other's
+    pixels, and the last digits of a northing must not decide on which side.
+    """
+    a, b, left, d, e, top = to
+    size = a * e - b * d
+    vectors = ((from_[0], from_[3]), (from_[1], from_[4]), (from_[2] - left, from_[5] - top))
+    cols = [(e * x - b * y) / size for x, y in vectors]
+    rows = [(a * y - d * x) / size for x, y in vectors]
+    return (*cols, *rows)
 
 
 def windows(shape: tuple[int, int], tile_rows: int, tile_cols: int | None = None):

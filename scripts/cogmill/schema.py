@@ -162,6 +162,8 @@ class Whole:
 
 
 def _within(kind, spot: Spot, value):
+    if kind.low == 0 and not kind.zero and value <= 0:
+        return spot.problem(f"{value} found, a number above 0 wanted")
     if kind.low is not None and value < kind.low:
         return spot.problem(f"{value} is below {kind.low}")
     if kind.high is not None and value > kind.high:
@@ -196,13 +198,14 @@ class Either:
     """A word, or a value of another kind."""
 
     word: str
-    kind: Whole | Number
+    kind: "Whole | Number | ListOf"
 
     def read(self, spot: Spot):
         if spot.value == self.word:
             return self.word
         if isinstance(spot.value, str):
-            return spot.problem(f"{shown(spot.value)} found, '{self.word}' or a number wanted")
+            wanted = self.kind.wanted if isinstance(self.kind, ListOf) else "a number"
+            return spot.problem(f"{shown(spot.value)} found, '{self.word}' or {wanted} wanted")
         return self.kind.read(spot)
 
     def schema(self) -> dict:
@@ -211,20 +214,45 @@ class Either:
 
 @dataclass(frozen=True)
 class ListOf:
-    """A list of one kind; gives a tuple."""
+    """A list of one kind, of one value for each of `names` where there are any; gives a tuple."""
 
-    kind: Text | Whole
+    kind: Text | Whole | Number
+    names: tuple[str, ...] = ()
+
+    @property
+    def wanted(self) -> str:
+        """What messages call it."""
+        return f"a list [{', '.join(self.names)}]" if self.names else "a list"
 
     def read(self, spot: Spot) -> tuple | None:
         if not isinstance(spot.value, list):
-            one = isinstance(spot.value, (str, int, float))
+            one = isinstance(spot.value, (str, int, float)) and not self.names
             hint = f": [{json.dumps(spot.value, ensure_ascii=False)}]" if one else ""
-            return spot.problem(f"{shown(spot.value)} found, a list wanted{hint}")
+            return spot.problem(f"{shown(spot.value)} found, {self.wanted} wanted{hint}")
+        if self.names and len(spot.value) != len(self.names):
+            return spot.problem(f"a list of {len(spot.value)} found, {self.wanted} wanted")
         values = tuple(self.kind.read(spot.child(i)) for i in range(len(spot.value)))
         return values if None not in values else None
 
     def schema(self) -> dict:
-        return {"type": "array", "items": self.kind.schema()}
+        count = {"minItems": len(self.names), "maxItems": len(self.names)} if self.names else {}
+        return {"type": "array", "items": self.kind.schema(), **count}
+
+
+@dataclass(frozen=True)
+class OneOrEach:
+    """A list of numbers, or one that stands for each of them; gives a tuple."""
+
+    each: ListOf
+
+    def read(self, spot: Spot) -> tuple | None:
+        if isinstance(spot.value, list):
+            return self.each.read(spot)
+        value = self.each.kind.read(spot)
+        return None if value is None else (value,) * len(self.each.names)
+
+    def schema(self) -> dict:
+        return {"anyOf": [self.each.kind.schema(), self.each.schema()]}
 
 
 @dataclass(frozen=True)

@@ -100,12 +100,85 @@ def test_one_product_can_be_asked_for():
 
 def test_grid_params_name_the_bands_that_must_share_a_grid():
     made = campaign(CONFIG + "masks: {scl: {classes: [8]}}\n")
-    assert made.grid_params("S1") == {"crs": "source", "bands": ["nir", "red"], "masks": ["scl"]}
+    params = made.grid_params("S1")
+    assert (params["bands"], params["masks"]) == (["nir", "red"], ["scl"])
     assert made.grid_params("L1")["masks"] == []  # its sensor has no such band
 
 
+TARGET = "grid: {crs: EPSG:3035, resolution: 20, extent: [0, 0, 100, 200]}\n"
+
+
+def test_grid_params_say_which_target_is_wanted():
+    made = campaign(CONFIG + TARGET + "warp: {engine: gdal, allow_ballpark: true}\n").grid_params("S1")
+    del made["bands"], made["masks"]
+    assert made == {
+        "crs": "EPSG:3035",
+        "resolution": [20.0, 20.0],
+        "aligned": True,
+        "extent": [0.0, 0.0, 100.0, 200.0],
+        "like": None,
+        "max_error_px": 0.01,
+        "engine": "gdal",
+        "allow_ballpark": True,
+    }
+    plain = campaign().grid_params("S1")
+    assert (plain["crs"], plain["resolution"], plain["extent"], plain["like"]) == ("source", None, "scene", None)
+
+
+def test_another_resampling_redoes_products_and_no_grid():
+    plain, other = campaign(), campaign(CONFIG + "warp: {resampling: cubic, order: index_then_warp}\n")
+    assert plain.grid_params("S1") == other.grid_params("S1")
+    assert other.compute_params(["S1"])["products"]["ndvi"]["resampling"] == "cubic"
+    assert other.compute_params(["S1"])["warp"] == {"order": "index_then_warp", "allow_aliasing": False}
+    assert plain.compute_params(["S1"])["products"]["ndvi"]["resampling"] == "bilinear"
+
+
+def test_the_self_check_changes_no_pixel():
+    plain, other = campaign(), campaign(CONFIG + "self_check: false\n")
+    assert plain.compute_params(["S1"]) == other.compute_params(["S1"])
+    assert (plain.run_params()["self_check"], other.run_params()["self_check"]) == (True, False)
+
+
+def test_a_target_like_a_file_needs_that_file():
+    (line,) = mistakes(CONFIG + "grid: {like: dem.tif}\n")
+    assert line.startswith("c.yaml:4:14: key 'grid.like': the file dem.tif is not found (seen from ")
+    assert campaign(CONFIG + "grid: {like: dem.tif}\n", check_files=False).like_files() == []
+    Path("dem.tif").touch()
+    assert campaign(CONFIG + "grid: {like: dem.tif}\n").like_files() == ["dem.tif"]
+    Path("dem.tfw").touch()
+    assert campaign(CONFIG + "grid: {like: dem.tif}\n").like_files() == ["dem.tif", "dem.tfw"]
+    assert campaign(CONFIG + "grid: {like: /vsicurl/https://x/dem.tif}\n").like_files() == []
+    assert campaign().like_files() == []
+
+
+@pytest.mark.parametrize("method", ["bilinear", "cubic", "lanczos", "average", "median"])
+@pytest.mark.parametrize(("band", "kind"), [("scl", "classes"), ("qa_pixel", "bits")])
+def test_a_product_of_codes_is_not_interpolated(method, band, kind):
+    product = f"{{formula: {band}, dtype: uint8, kind: {kind}, resampling: {method}}}"
+    row = {"scl": "S1,sentinel2_l2a,s1_{band}.tif", "qa_pixel": "L1,landsat8_l2,l1_{band}.tif"}[band]
+    (line,) = mistakes(f"sheet: s.csv\nproducts: {{a: {product}}}\n", f"scene,sensor,path\n{row}\n")
+    assert f"key 'products.a.resampling': '{method}', but classes are never interpolated: band '{band}'" in line
+    assert line.endswith(f"holds {kind}; leave it out")
+    assert line.startswith("c.yaml:2:")
+
+
+@pytest.mark.parametrize("method", ["nearest", "mode", "min", "max"])
+def test_a_product_of_codes_may_choose_among_them(method):
+    product = f"{{formula: scl, dtype: uint8, kind: classes, resampling: {method}}}"
+    sheet = SHEET.rsplit("L1", 1)[0]
+    made = campaign(f"sheet: s.csv\nproducts: {{a: {product}}}\nwarp: {{resampling: cubic}}\n", sheet)
+    assert made.compute_params(["S1"])["products"]["a"]["resampling"] == method
+
+
+def test_a_product_of_codes_that_is_itself_resampled_is_not_interpolated():
+    product = "products: {a: {formula: red, dtype: uint8, kind: classes, resampling: cubic}}\nsheet: s.csv\n"
+    assert campaign(product).products == ["a"]
+    (line,) = mistakes(product + "warp: {order: index_then_warp}\n")
+    assert "with warp.order 'index_then_warp' the product itself is resampled, and holds classes" in line
+
+
 def test_params_are_built_in_types():
-    made = campaign(CONFIG + "masks: {scl: {classes: [8]}}\n")
+    made = campaign(CONFIG + TARGET + "masks: {scl: {classes: [8]}}\n")
     params = [made.ingest_params("S1"), made.compute_params(["S1", "L1"]), made.grid_params("S1"), made.run_params()]
     assert json.loads(json.dumps(params, allow_nan=False)) == params
     assert pickle.loads(pickle.dumps(made)).compute_params(["S1"]) == made.compute_params(["S1"])

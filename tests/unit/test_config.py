@@ -106,6 +106,7 @@ def test_a_product_resolves_to_built_in_types_only():
         "unit": "1",
         "description": "a",
         "kind": "continuous",
+        "resampling": "bilinear",
     }
     assert json.loads(json.dumps(product, allow_nan=False)) == product
 
@@ -115,6 +116,44 @@ def test_spaces_in_a_formula_change_nothing_that_a_key_is_made_of():
         load(f"products: {{a: '{text}'}}").products["a"].to_json("a") for text in ("nir  - red", "nir-red")
     )
     assert spaced == dense
+
+
+def test_a_target_like_a_file_is_told_by_that_file_alone():
+    lines = mistakes(NDVI + "grid: {like: a.tif, crs: EPSG:3035, resolution: 10}\n")
+    assert [line.split(": ")[1] for line in lines] == ["key 'grid.crs'", "key 'grid.resolution'"]
+    config = load(NDVI + "grid: {like: a.tif, crs: source, resolution: ~, aligned: true, extent: scene}\n")
+    assert config.grid.like == "a.tif"
+
+
+@pytest.mark.parametrize(
+    "crs",
+    [
+        "EPSG:3035",
+        "epsg:32632+5773",
+        "urn:ogc:def:crs:EPSG::3035",
+        "+proj=laea +lat_0=52 +lon_0=10 +ellps=GRS80",
+        "ETRS89-extended / LAEA Europe",
+        'PROJCRS["a, b", BASEGEOGCRS["c"]]',
+    ],
+)
+def test_whatever_proj_may_understand_is_taken_for_a_crs(crs):
+    assert load(NDVI + f"grid: {{crs: '{crs}', resolution: 10}}\n").grid.crs == crs
+
+
+def test_a_wkt_may_go_over_several_lines():
+    text = NDVI + 'grid:\n  resolution: 10\n  crs: |\n    PROJCRS["a",\n      BASEGEOGCRS["b"]]\n'
+    assert load(text).grid.crs == 'PROJCRS["a", BASEGEOGCRS["b"]]'
+
+
+def test_one_resolution_stands_for_both_axes():
+    assert load(NDVI + "grid: {resolution: 1e1}\n").grid.resolution == (10, 10)
+    assert load(NDVI + "grid: {resolution: [10, 2e1]}\n").grid.resolution == (10, 20)
+
+
+def test_a_product_is_resampled_its_own_way_or_as_all_are():
+    products = load("products: {a: {formula: nir, resampling: mode}, b: nir}\n").products
+    assert products["a"].to_json("a", "cubic")["resampling"] == "mode"
+    assert products["b"].to_json("b", "cubic")["resampling"] == "cubic"
 
 
 def test_exponents_without_a_point_are_numbers():
@@ -137,7 +176,49 @@ def test_exponents_without_a_point_are_numbers():
         ("cog: [bands]\n", "key 'cog': a list found, keys and values wanted"),
         ("cog: {band: all}\n", "c.yaml:2:7: key 'cog.band': unknown key - did you mean 'bands'?"),
         ("produce: 5\n", "c.yaml:2:1: key 'produce': unknown key - did you mean 'products'?"),
-        ("grid: {crs: EPSG:3035}\n", "key 'grid.crs': text 'EPSG:3035' found, one of source wanted"),
+        (
+            "grid: {crs: EPSG:3035}\n",
+            "c.yaml:2:13: key 'grid.crs': needs grid.resolution, the size of a pixel in units of this CRS",
+        ),
+        ("grid: {crs: 3035}\n", "c.yaml:2:13: key 'grid.crs': 3035 found; of a code, write EPSG:3035"),
+        ("grid: {crs: '3035'}\n", "key 'grid.crs': text '3035' found; of a code, write EPSG:3035"),
+        ("grid: {crs: 'EPSG:abc'}\n", "'EPSG:abc' found, a number after EPSG: wanted, such as EPSG:3035"),
+        ("grid: {crs: 'epsg: 3035'}\n", "'epsg: 3035' found, a number after EPSG: wanted, such as EPSG:3035"),
+        ("grid: {crs: ''}\n", "text '' found, source, a code such as EPSG:3035, a WKT or a PROJ text wanted"),
+        ("grid: {crs: {init: 1}}\n", "a mapping found, source, a code such as EPSG:3035, a WKT or a PROJ text wanted"),
+        ("grid: {crs: Source}\n", "'Source' found; source is written in small letters"),
+        ("grid: {resolution: 0}\n", "c.yaml:2:20: key 'grid.resolution': 0 found, a number above 0 wanted"),
+        ("grid: {resolution: [10, -1]}\n", "c.yaml:2:25: key 'grid.resolution.1': -1 found, a number above 0 wanted"),
+        ("grid: {resolution: [10]}\n", "key 'grid.resolution': a list of 1 found, a list [x, y] wanted"),
+        ("grid: {resolution: ten}\n", "key 'grid.resolution': text 'ten' found, a number wanted"),
+        ("grid: {resolution: '0,1'}\n", "text '0,1' found, a number wanted: write a decimal point"),
+        ("grid: {resolution: .inf}\n", "key 'grid.resolution': inf found, a finite number wanted"),
+        (
+            "grid: {extent: [1, 2, 3]}\n",
+            "c.yaml:2:16: key 'grid.extent': a list of 3 found, a list [left, bottom, right, top] wanted",
+        ),
+        ("grid: {extent: 1 2 3 4}\n", "text '1 2 3 4' found, 'scene' or a list [left, bottom, right, top] wanted"),
+        ("grid: {extent: 5}\n", "5 found, a list [left, bottom, right, top] wanted"),
+        ("grid: {extent: [1, 2, 3, x]}\n", "c.yaml:2:26: key 'grid.extent.3': text 'x' found, a number wanted"),
+        (
+            "grid: {extent: [3, 2, 1, 4]}\n",
+            "key 'grid.extent': right 1 is not above left 3; the order is [left, bottom, right, top]",
+        ),
+        ("grid: {extent: [1, 4, 3, 4]}\n", "key 'grid.extent': top 4 is not above bottom 4; the order is [left"),
+        (
+            "grid: {extent: [0, 0, 2000000, 10], resolution: 1}\n",
+            "c.yaml:2:49: key 'grid.resolution': 2000000 x 10 pixels (columns x rows) would cover grid.extent, at most",
+        ),
+        ("grid: {like: ''}\n", "key 'grid.like': '' found, text wanted"),
+        ("grid: {like: a.tif, aligned: false}\n", "c.yaml:2:30: key 'grid.aligned': cannot be used together with"),
+        ("grid: {like: a.tif, extent: [0, 0, 1, 1]}\n", "key 'grid.extent': cannot be used together with grid.like"),
+        ("grid: {max_error_px: 0.6}\n", "c.yaml:2:22: key 'grid.max_error_px': 0.6 is above 0.5"),
+        ("grid: {max_error_px: -1}\n", "key 'grid.max_error_px': -1 is below 0"),
+        ("warp: {resampling: cubicspline}\n", "key 'warp.resampling': text 'cubicspline' found, one of nearest, bil"),
+        ("warp: {order: warp_then_index}\n", "key 'warp.order': text 'warp_then_index' found, one of bands_then_index"),
+        ("warp: {engine: gpu}\n", "key 'warp.engine': text 'gpu' found, one of grid, gdal wanted"),
+        ("warp: {allow_aliasing: 1}\n", "key 'warp.allow_aliasing': 1 found, true or false wanted"),
+        ("self_check: 2\n", "key 'self_check': 2 found, true or false wanted"),
         ("max_failed_fraction: .nan\n", "key 'max_failed_fraction': nan found, a finite number wanted"),
         ("max_failed_fraction: -.inf\n", "key 'max_failed_fraction': -inf found, a finite number wanted"),
         ("max_failed_fraction: 1.01\n", "key 'max_failed_fraction': 1.01 is above 1"),
@@ -456,6 +537,24 @@ SCHEMA_CASES = [
     "products: {a: 5}\n",
     "products: [nir]\n",
     "sheet: a.csv\n",
+    NDVI + "grid: {crs: EPSG:3035, resolution: 10}\n",
+    NDVI + "grid: {crs: epsg:4326+5773, resolution: [1e-4, 0.1], extent: [1, 2, 3, 4e0], aligned: false}\n",
+    NDVI + "grid: {like: a.tif, max_error_px: 0}\nwarp: {resampling: median, engine: gdal}\nself_check: false\n",
+    NDVI + "grid: {crs: ' source ', resolution: ~}\n",
+    NDVI + "grid: {crs: 3035, resolution: 10}\n",
+    NDVI + "grid: {crs: '3035', resolution: 10}\n",
+    NDVI + "grid: {crs: 'EPSG:', resolution: 10}\n",
+    NDVI + "grid: {crs: 'epsg:30a', resolution: 10}\n",
+    NDVI + "grid: {crs: SOURCE}\n",
+    NDVI + "grid: {crs: sources, resolution: 10}\n",
+    NDVI + "grid: {resolution: 0}\n",
+    NDVI + "grid: {resolution: [1]}\n",
+    NDVI + "grid: {resolution: [1, 2, 3]}\n",
+    NDVI + "grid: {extent: [1, 2, 3]}\n",
+    NDVI + "grid: {extent: all}\n",
+    NDVI + "grid: {max_error_px: 0.51}\n",
+    NDVI + "warp: {resampling: sum}\n",
+    "products: {a: {formula: nir, resampling: gauss}}\n",
 ]
 
 

@@ -24,6 +24,7 @@ LIBRARY_FILES = [
     "cog/validate.py",
     "cog/writer.py",
     "config.py",
+    "controlgrid.py",
     "data/sensors/landsat5_l1.yaml",
     "data/sensors/landsat5_l2.yaml",
     "data/sensors/landsat7_l1.yaml",
@@ -40,31 +41,43 @@ LIBRARY_FILES = [
     "engine.py",
     "errors.py",
     "folders.py",
+    "gdalwarp.py",
     "grids.py",
     "indices.py",
     "ingest.py",
     "kernels/__init__.py",
     "kernels/codegen.py",
+    "kernels/coords.py",
     "kernels/cpu.py",
     "kernels/overviews.py",
+    "kernels/resample.py",
     "ledger.py",
     "log.py",
     "masks.py",
+    "pixels.py",
+    "projections.py",
     "radiometry.py",
+    "reference.py",
     "report/__init__.py",
+    "report/facts.py",
     "report/html.py",
     "report/methods.py",
+    "report/placement.py",
     "report/quicklooks.py",
+    "resampling.py",
     "scenemaker.py",
     "scenes.py",
     "schema.py",
+    "selfcheck.py",
     "sensors.py",
     "sources.py",
     "status.py",
     "store.py",
     "supervisor.py",
+    "targets.py",
     "tasks.py",
     "verdict.py",
+    "warp.py",
     "warpgrid.py",
     "yamlfiles.py",
 ]
@@ -181,6 +194,17 @@ def spool_mb(wildcards, output):
 def grid_params(wildcards):
     """What decides the grid of a scene."""
     return CAMPAIGN.grid_params(wildcards.scene)
+
+
+def like_files(wildcards):
+    """File of grid.like and what lies beside it, as `sources`."""
+    paths = CAMPAIGN.like_files()
+    return [local(path) for path in paths if not SUBSTITUTED.search(path)]
+
+
+def like_marks(wildcards):
+    """Sizes and times of the files of grid.like, as `watched`."""
+    return file_marks(CAMPAIGN.like_files(), "")
 
 
 def batch_scenes(wildcards):

@@ -2,6 +2,7 @@
 rule warp_grid:
     input:
         record="<results>/cogs/{scene}/record.json",
+        like=like_files,
     output:
         record="<results>/grids/{scene}/record.json",
     log:
@@ -17,6 +18,7 @@ rule warp_grid:
     params:
         grid=grid_params,
         phase=PHASE_VERSION["grid"],
+        watched=like_marks,
     message:
         "Placing scene {wildcards.scene} on its target grid."
     script:
