@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from cogmill.indices import parse_formula
-from cogmill.kernels.cpu import BandInput, Kernel, Output, tile_stats
+from cogmill.kernels.coords import affine_coordinates, interpolate_nodes
+from cogmill.kernels.cpu import BandInput, Kernel, Output, PlaneInput, WarpKernel, tile_stats
+from cogmill.kernels.resample import METHODS as RESAMPLING
 from cogmill.masks import MaskRule, clear
 
 NDVI = "(nir - red) / (nir + red)"
@@ -43,6 +45,27 @@ def fitness(dtype, **rule):
     return hexadecimal(clear(QUALITY.astype(dtype), MaskRule("quality", **rule), nodata=1))
 
 
+def warped(method, dtype="float32", packing=("float32",)):
+    """A plane with a hole and an edge, turned a little and at 1.3 source pixels a target pixel."""
+    plane = np.sqrt(np.arange(20 * 24, dtype=dtype)).reshape(20, 24) * np.array(41, dtype)
+    plane[5, 8:10] = plane[7, 20] = np.nan
+    kernel = WarpKernel(
+        (PlaneInput("red", dtype, method, plane.shape),), (Output("p", parse_formula("red"), *packing),), threads=1
+    )
+    turned, window = (1.3, 0.1, 2.0, -0.12, 1.25, 3.7), (0, 0, 3, 16)
+    out = np.empty(window[2:], packing[0])
+    centres, corners = (affine_coordinates(turned, window, c) for c in (False, True))
+    counts = kernel([plane], [(0, 0)], [(1, 0, 0, 0, 1, 0)], centres, corners, [out])
+    return f"{hexadecimal(out[:, ::6])} | {' '.join(map(str, counts[0]))}"
+
+
+def coordinates(corners):
+    """Between the nodes of a control grid of step 8."""
+    i, j = np.indices((4, 5)) * 8.0
+    x, y = interpolate_nodes(1.01 * j + 0.03 * i + 1e-3 * i * j, i - 0.02 * j + 2e-4 * j * j, 8, (9, 5, 3, 14), corners)
+    return f"{hexadecimal(x[1, ::9])} {hexadecimal(y[:2, 7])}"
+
+
 METHODS = {
     "ndvi": lambda: product(),
     "ndvi of reflectance": lambda: product(radiometry=REFLECTANCE, nodata=0),
@@ -66,6 +89,11 @@ METHODS = {
     "statistics of int16": lambda: statistics("int16", 9),
     "classes": lambda: fitness("uint8", classes=(3, 8)),
     "bits": lambda: fitness("uint16", bits=(3, 4)),
+    **{f"{method} warp": lambda method=method: warped(method) for method in RESAMPLING},
+    "warp of float64": lambda: warped("cubic", "float64"),
+    "packed warp": lambda: warped("bilinear", packing=("uint16", 0.25, 0.0, 0)),
+    "nodes": lambda: coordinates(False),
+    "nodes of corners": lambda: coordinates(True),
 }
 
 GOLDEN = {
@@ -91,6 +119,19 @@ GOLDEN = {
     "statistics of int16": "79 0000000000005ec0 0000000000405d40 00000000002060c0",
     "classes": "01 00 00 00 01 01 00 01",
     "bits": "01 00 01 00 00 01 00 00",
+    "nearest warp": "8df0ca43 aaa2b943 f48aa643 0d6ee243 780fd343 4ee1da43 d3b3f743 f865fe43 0bd2f043 | 47 1 0 0",
+    "bilinear warp": "84e7c443 8fc7ba43 8961af43 c506e343 a0d8d943 a268d043 8039fd43 222bf543 1dfbec43 | 47 1 0 0",
+    "cubic warp": "e937c543 8fc7ba43 9fefaf43 090be343 a0d8d943 18c4d043 3461fd43 222bf543 191fed43 | 47 1 0 0",
+    "lanczos warp": "74bfc543 d5a2ba43 873daf43 41f7e243 04e3d943 def6d043 d6f5fc43 78e1f443 918bed43 | 47 1 0 0",
+    "average warp": "c82fc443 4c96bb43 4fd7af43 193ae343 0916da43 7c27d043 f0c6fd43 9822f543 fc28ec43 | 48 0 0 0",
+    "mode warp": "0159b043 88c59a43 bb46a543 8df0ca43 0010d243 8865c143 d3b3f743 68bce943 02ebd943 | 48 0 0 0",
+    "min warp": "0159b043 88c59a43 bb46a543 8df0ca43 0010d243 8865c143 d3b3f743 68bce943 02ebd943 | 48 0 0 0",
+    "max warp": "f0f8cb43 bb0dd443 e67ac243 9e8cf843 1ba2ea43 88d6db43 40090644 1339ff43 02b1f143 | 48 0 0 0",
+    "median warp": "0489b143 aaa2b943 f48aa643 0d6ee243 bb0dd443 bb8ec343 9e8cf843 1ba2ea43 88d6db43 | 48 0 0 0",
+    "warp of float64": "e837c543 8fc7ba43 9fefaf43 0a0be343 a0d8d943 18c4d043 3561fd43 212bf543 191fed43 | 47 1 0 0",
+    "packed warp": "2706 d605 7b05 1807 cf06 8306 ea07 a907 6807 | 47 1 0 0",
+    "nodes": "9999999999991540 285c8fc2f5282d40 2fdd240681952140 2fdd240681952340",
+    "nodes of corners": "05560e2db27d1340 62105839b4182c40 61c3d32b65992040 61c3d32b65992240",
 }
 
 

@@ -13,10 +13,19 @@ import numpy as np
 import pytest
 
 from cogmill.indices import parse_formula
-from cogmill.kernels import _CacheFile
+from cogmill.kernels import _CacheFile, coords, resample
 from cogmill.kernels import cpu as kernels_cpu
 from cogmill.kernels.codegen import float32_literal, python_lines, steps
-from cogmill.kernels.cpu import BAND_DTYPES, BandInput, Kernel, Output, tile_stats
+from cogmill.kernels.cpu import (
+    BAND_DTYPES,
+    BandInput,
+    Kernel,
+    Output,
+    PlaneInput,
+    PlaneKernel,
+    WarpKernel,
+    tile_stats,
+)
 
 NAN_BITS = 0x7FC00000
 NDVI = parse_formula("(nir - red) / (nir + red)")
@@ -370,7 +379,7 @@ def test_packed_values_are_clamped_and_counted(dtype):
 
 
 @pytest.mark.parametrize(
-    ("nodata", "wanted"), [(7, 8), (0, 1), (-32768, -32767), (32767, 32766), (-1, 0), (32766, 32767)]
+    ("nodata", "wanted"), [(7, 6), (0, -1), (-32768, -32767), (32767, 32766), (-1, -2), (-32767, -32768)]
 )
 def test_valid_values_never_become_nodata(nodata, wanted):
     stored, counts = packed([nodata, nodata + 0.25, nodata - 0.25, float("nan"), 100], "int16", nodata)
@@ -395,6 +404,190 @@ def test_packed_scale_and_offset():
 
 def test_packed_infinity_is_nodata():
     assert packed([1, 2], "int16", -1, scale=1e-320) == ([-1, -1], [0, 2, 0, 2])
+
+
+def test_a_bare_band_keeps_whole_numbers_that_float32_rounds():
+    numbers = np.int32([[2**24 + 1, -(2**24) - 3, 2**31 - 2, 7, 0]])
+    output = Output("p", parse_formula("red"), "int32", nodata=0)
+    (p, q), counts = run(bands("int32", 7, names=("red",)), [output, Output("q", parse_formula("red"))], [numbers])
+    assert p.tolist() == [[2**24 + 1, -(2**24) - 3, 2**31 - 2, 0, -1]]
+    assert np.array_equal(q, np.where(numbers == 7, np.nan, numbers.astype(np.float32)), equal_nan=True)
+    assert counts.tolist() == [[4, 1, 1, 0], [4, 1, 0, 0]]
+
+
+def test_a_bare_band_is_rounded_once_when_packed():
+    # rounded to float32 first, these would be ties or beyond them
+    stored = np.uint16(np.arange(1, 60001)[None])
+    output = Output("p", parse_formula("red"), "uint16", 0.001, 0, 0)
+    (p,), _ = run(bands("uint16", scale=0.0012345, offset=0.1, names=("red",)), [output], [stored])
+    assert np.array_equal(p, np.floor((stored.astype(np.float64) * 0.0012345 + 0.1) / 0.001 + 0.5).clip(0, 65535))
+
+
+# --- planes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "int32", "float32", "float64"])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_planes_hold_what_the_kernel_calls_valid(dtype, scaled):
+    scale, offset = (2.75e-5, -0.2) if scaled else (1.0, 0.0)
+    pixels = random_pixels(dtype, (37, 211), 1)
+    if dtype.startswith("float"):
+        pixels[0, :3] = np.nan, np.inf, -np.inf
+    nodata = pixels[1, 1].item()
+    rng = np.random.default_rng(2)
+    valid, clear = (rng.random(pixels.shape) > 0.1).astype(np.uint8), (rng.random(pixels.shape) > 0.2).astype(np.uint8)
+    band = BandInput("red", dtype, nodata, scale, offset)
+    known = (pixels != nodata) & np.isfinite(pixels.astype(np.float64))
+    wanted = pixels.astype(np.float64) * scale + offset if scaled else pixels.astype(np.float64)
+    wide = dtype in ("int32", "float64")
+    for mask, fit in [(None, None), (valid, clear)]:
+        plane = PlaneKernel(band, 2)(pixels, mask, fit)
+        good = known if mask is None else known & (valid != 0) & (clear != 0)
+        assert plane.dtype == (np.float64 if wide else np.float32)
+        assert np.array_equal(plane, np.where(good, wanted, np.nan).astype(plane.dtype), equal_nan=True)
+
+
+def test_wrong_arrays_for_a_plane_are_refused():
+    kernel = PlaneKernel(BandInput("red", "uint16"))
+    good = np.ones((2, 3), np.uint16)
+    for arguments, words in [
+        ((good.astype("u1"), None, None), "band 'red' is uint8"),
+        ((good, good[:1].astype("u1"), None), r"mask of band 'red' is uint8 \(1, 3\)"),
+        ((good, None, good), "scene mask is uint16"),
+        ((good[0], None, None), "1 dimensions"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            kernel(*arguments)
+
+
+# --- warp ------------------------------------------------------------------------------------------------------------
+
+WARPED = (
+    *(Output(method, parse_formula(method)) for method in resample.METHODS),
+    Output("ndvi", parse_formula("(cubic - bilinear) / (cubic + bilinear)")),
+    Output("packed", parse_formula("(cubic - bilinear) / (cubic + bilinear)"), "int16", 1e-4, 0, -32768),
+    Output("bare", parse_formula("lanczos"), "uint8", 1, 0, 0),
+)
+MOVES = [(1, 0, 0, 0, 1, 0), (0.5, 0, 0.25, 0, 0.5, 0.125)]
+
+
+@pytest.fixture(scope="module")
+def warp():
+    """A kernel with every method, its planes on two rasters, and what it makes of a whole target."""
+    rng = np.random.default_rng(6)
+    planes = [rng.normal(100, 60, shape).astype(dtype) for shape, dtype in [((90, 80), "f4"), ((45, 40), "f8")]]
+    for plane in planes:
+        plane[rng.random(plane.shape) < 0.1] = np.nan
+        plane.flags.writeable = False  # as the kernel takes them: no second compilation
+    inputs = tuple(
+        PlaneInput(method, planes[i % 2].dtype.name, method, planes[i % 2].shape)
+        for i, method in enumerate(resample.METHODS)
+    )
+    kernel = WarpKernel(inputs, WARPED, 1)
+    affine = (0.02, 0.01, -1.0, -0.004, 1.1, 5.0)
+    return kernel, [planes[i % 2] for i in range(9)], [MOVES[i % 2] for i in range(9)], affine, (80, 4200)
+
+
+def warped(kernel, planes, moves, affine, window):
+    centres, corners = (coords.affine_coordinates(affine, window, what) for what in (False, True))
+    parts, origins = [], []
+    for plane, move, wanted in zip(planes, moves, kernel.planes, strict=True):
+        x, y = corners if wanted.by_area else centres
+        row, col, rows, cols = resample.source_window(wanted.method, x, y, plane.shape, move)
+        parts.append(plane[row : row + rows, col : col + cols])
+        origins.append((row, col))
+    out = [np.full(window[2:], 77, output.dtype) for output in kernel.outputs]
+    return out, kernel(parts, origins, moves, centres, corners, out)
+
+
+def test_the_warp_is_the_resampled_value_then_formula_and_packing(warp):
+    kernel, planes, moves, affine, (rows, cols) = warp
+    out, counts = warped(kernel, planes, moves, affine, (0, 0, rows, cols))
+    values = {}
+    for plane, (a, b, c, d, e, f), method in zip(planes, moves, resample.METHODS, strict=True):
+        area = method in resample.AREA_METHODS
+        x, y = coords.affine_coordinates(affine, (0, 0, rows, cols), area)
+        x, y = (a * x + b * y) + c, (d * x + e * y) + f
+        values[method] = np.empty((rows, cols))
+        for r, line in enumerate(values[method]):
+            ends = [x[r + 1, 1:].copy(), y[r + 1, 1:].copy()] if area else []
+            lines = [x[r, :cols].copy(), y[r, :cols].copy(), *ends]
+            assert resample.FUNCTIONS[method](line, plane, 0, 0, *plane.shape, *lines) == 0
+        assert 0.05 < np.isnan(values[method]).mean() < 0.9
+    for product, method in zip(out, resample.METHODS, strict=False):
+        assert np.array_equal(product, values[method].astype(np.float32), equal_nan=True)
+        assert set(bits(product)[np.isnan(product)].tolist()) == {NAN_BITS}
+    cubic, bilinear = (values[name].astype(np.float32) for name in ("cubic", "bilinear"))
+    with np.errstate(all="ignore"):
+        ndvi = (cubic - bilinear) / (cubic + bilinear)
+    assert np.array_equal(out[9], ndvi, equal_nan=True)
+    packed = np.clip(np.floor(ndvi.astype(np.float64) / 1e-4 + 0.5), -32767, 32767)
+    assert np.array_equal(out[10], np.where(np.isnan(ndvi), -32768, packed))
+    bare = np.clip(np.floor(values["lanczos"] + 0.5), 1, 255)
+    assert np.array_equal(out[11], np.where(np.isnan(values["lanczos"]), 0, bare))
+    known = np.array(
+        [(~np.isnan(p) if o.nodata is None else p != o.nodata).sum() for p, o in zip(out, WARPED, strict=True)]
+    )
+    assert counts[:, 0].tolist() == known.tolist()
+    assert (counts[:, 0] + counts[:, 1] == rows * cols).all()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_warp_has_the_same_bits_for_any_windows_and_threads(warp, threads):
+    kernel, planes, moves, affine, (rows, cols) = warp
+    wanted, wanted_counts = warped(kernel, planes, moves, affine, (0, 0, rows, cols))
+    many, total = WarpKernel(kernel.planes, kernel.outputs, threads), np.zeros_like(wanted_counts)
+    for (top, bottom), (left, right) in itertools.product([(0, 1), (1, 50), (50, rows)], [(0, 90), (90, cols)]):
+        out, counts = warped(many, planes, moves, affine, (top, left, bottom - top, right - left))
+        total += counts
+        for part, whole in zip(out, wanted, strict=True):
+            assert np.array_equal(bits(part), bits(whole[top:bottom, left:right]))
+    assert np.array_equal(total, wanted_counts)
+
+
+def test_the_warp_refuses_planes_that_lack_pixels(warp):
+    kernel, planes, moves, affine, _ = warp
+    window = (20, 1000, 3, 50)
+    centres, corners = (coords.affine_coordinates(affine, window, what) for what in (False, True))
+    out = [np.empty(window[2:], output.dtype) for output in kernel.outputs]
+    parts = [plane[25:30] if i == 2 else plane for i, plane in enumerate(planes)]
+    origins = [(25, 0) if i == 2 else (0, 0) for i in range(9)]
+    with pytest.raises(
+        ValueError, match=r"pixels of plane 'cubic' \(cubic\) outside of the \(5, 80\) given from \(25, 0\)"
+    ):
+        kernel(parts, origins, moves, centres, corners, out)
+
+
+def test_wrong_arguments_of_the_warp_are_refused(warp):
+    kernel, planes, moves, affine, _ = warp
+    window, zero = (20, 1000, 3, 50), [(0, 0)] * 9
+    centres, corners = (coords.affine_coordinates(affine, window, what) for what in (False, True))
+    out = [np.empty(window[2:], output.dtype) for output in kernel.outputs]
+    for arguments, words in [
+        ((planes[:8], zero, moves, centres, corners, out), "there are 8 planes, 9 origins, 9 affines and 12 products"),
+        (([planes[1], *planes[1:]], zero, moves, centres, corners, out), "plane 'nearest' is float64"),
+        ((planes, [(1, 0), *zero[1:]], moves, centres, corners, out), r"'nearest' is \(90, 80\) from \(1, 0\) on"),
+        ((planes, zero, moves, None, corners, out), "coordinates of centres are missing"),
+        ((planes, zero, moves, centres, None, out), "coordinates of corners are missing"),
+        ((planes, zero, moves, corners, corners, out), r"coordinates of centres is float64 \(4, 51\)"),
+        ((planes, zero, moves, centres, corners, [out[0][:2], *out[1:]]), "product 'bilinear' is float32"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            kernel(*arguments)
+    for make, words in [
+        (lambda: PlaneInput("red", "uint8", "nearest", (1, 1)), "plane 'red' has dtype uint8"),
+        (lambda: PlaneInput("red", "float32", "spline", (1, 1)), "method spline; one of nearest, bilinear"),
+        (lambda: WarpKernel(kernel.planes[:1], WARPED), "names band 'bilinear'; there are nearest"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            make()
+
+
+def test_a_changed_resampler_is_another_kernel(warp, monkeypatch):
+    kernel = warp[0]
+    before = kernels_cpu._warp_source(kernel.planes, kernel.outputs)
+    monkeypatch.setattr(kernels_cpu, "_digest", lambda path: "of a changed file")
+    assert kernels_cpu._warp_source(kernel.planes, kernel.outputs) != before
 
 
 # --- the same bits ---------------------------------------------------------------------------------------------------
