@@ -23,8 +23,10 @@ from cogmill.folders import is_current, scene_lock, sweep
 from cogmill.indices import parse_formula
 from cogmill.ledger import end_record, new_record, product_key, read_record, timestamp, write_json
 from cogmill.scenemaker import SceneMaker
+from cogmill.selfcheck import check_tile
 from cogmill.store import NEVER, Inputs
 from cogmill.tasks import MAX_DEATHS, Task, load_record
+from cogmill.warp import check_aliasing, warp_of
 
 log = logging.getLogger("cogmill")
 
@@ -95,17 +97,18 @@ def _run_locked(task: Task, device: Device, beat: Callable[[], None]) -> str:
     write_json(task.record, end_record(record, "failed", "unfinished"))
     task.running.touch()
     try:
-        return _attempt(task, device, beat, record, inputs, {name: specs[name] for name in pending}, keys)
+        return _attempt(task, device, beat, record, inputs, cogs, {name: specs[name] for name in pending}, keys)
     finally:
         task.running.unlink(missing_ok=True)
 
 
-def _attempt(task, device, beat, record, inputs, specs, keys) -> str:
+def _attempt(task, device, beat, record, inputs, cogs, specs, keys) -> str:
     """Make `specs` once and write how it ended; a fault that can be mended gives `retry` until the last attempt."""
     journal, attempt = record["journal"], record["attempts"][-1]
     clock = time.perf_counter()
     _reset_peak()
     maker = SceneMaker(task, device, inputs, beat, attempt)
+    record["self_check"] = None
     try:
         for name in specs:
             _set_aside(task, record, name)
@@ -114,6 +117,8 @@ def _attempt(task, device, beat, record, inputs, specs, keys) -> str:
             # at once: a process that dies on a later product must not lose this one
             write_json(task.record, record)
         end_record(record, "done")
+        if task.check:
+            _self_check(task, record, inputs, cogs, specs, beat, attempt)
     except SceneError as error:
         end_record(record, "failed", error.reason, f"scene {task.scene!r}: {error}")
     except (OSError, MemoryError, RetryableError) as error:
@@ -147,6 +152,31 @@ def _attempt(task, device, beat, record, inputs, specs, keys) -> str:
     return "retry" if again else record["state"]
 
 
+def _self_check(task, record, inputs, cogs, specs, beat, attempt) -> None:
+    """Recompute one tile of the products just made by code of its own; products that differ lose their names."""
+    clock = time.perf_counter()
+    result = check_tile(
+        scene=task.scene,
+        cogs=cogs,
+        cogs_folder=inputs.folder,
+        grid=inputs.grid,
+        products={name: task.products[name] for name in specs},
+        masks=task.masks,
+        warp=task.warp,
+        files={name: task.product(name) for name in specs},
+        tile=None,
+        beat=beat,
+    )
+    attempt["seconds"]["self_check"] = time.perf_counter() - clock
+    record["self_check"] = result
+    if result is None or result.get("passed", True):
+        return
+    for name in specs:
+        task.product(name).replace(task.product(name).with_name(f"{name}.suspect.tif"))
+        del record["products"][name]
+    end_record(record, "failed", "self_check", result["message"])
+
+
 def _read_upstream(task: Task) -> tuple[dict, dict]:
     """The scene's `cogs` and `grids` records, or (the first that is not done, {})."""
     found = []
@@ -176,15 +206,23 @@ def _keys(task: Task, inputs: Inputs) -> tuple[dict, dict]:
         lacking = [band for band in expression.names if band not in inputs.bands]
         if lacking:
             raise SceneError(f"product {name!r} needs band {lacking[0]!r}, which is not in the store", "band_missing")
-        keys[name] = product_key(
-            spec | {"formula": expression.canonical},
-            list(expression.names),
-            inputs.bands,
-            inputs.masks,
-            inputs.grid,
-        )
         specs[name] = spec | {"expression": expression}
+        keys[name] = _key(specs[name], inputs, task.warp)
+    check_aliasing(inputs, specs, task.warp)
     return keys, specs
+
+
+def _key(spec: dict, inputs: Inputs, warp: dict) -> str:
+    expression = spec["expression"]
+    how = warp_of(spec, inputs.bands, warp["order"])
+    product = {field: value for field, value in spec.items() if field not in ("expression", "resampling")}
+    return product_key(
+        product | {"formula": expression.canonical},
+        {name: inputs.bands[name] for name in expression.names},
+        {role: {"rule": rule, "band": inputs.bands[role]} for role, rule in inputs.masks.items()},
+        inputs.grid,
+        None if inputs.grid["operation"] == "identity" else how,
+    )
 
 
 def _set_aside(task: Task, record: dict, name: str) -> None:

@@ -7,6 +7,7 @@ ever looked at, so that a formula from a config file cannot call, import or read
 import keyword
 import re
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cogmill.errors import FormulaError
@@ -65,6 +66,19 @@ class Expression:
     names: tuple[str, ...]
     canonical: str
     node: tuple
+
+    def renamed(self, names: Mapping[str, str]) -> "Expression":
+        """The same formula over other names; names that the mapping lacks stay."""
+        node = _renamed(self.node, names)
+        found = tuple(sorted({names.get(name, name) for name in self.names}))
+        text = _canonical(node)[0]
+        return Expression(text, found, text, node)
+
+
+def _renamed(node: tuple, names: Mapping[str, str]) -> tuple:
+    if node[0] == "name":
+        return "name", names.get(node[1], node[1])
+    return node[:1] + tuple(_renamed(part, names) if isinstance(part, tuple) else part for part in node[1:])
 
 
 @dataclass(frozen=True)

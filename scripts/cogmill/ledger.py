@@ -16,7 +16,7 @@ from cogmill import __version__
 from cogmill.errors import DamagedRecordError
 
 # Raised when the same input gives other pixels than before; the golden-pixel tests say so.
-PHASE_VERSION = {"ingest": 1, "grid": 1, "compute": 1}
+PHASE_VERSION = {"ingest": 1, "grid": 2, "compute": 2}
 
 LEDGER_PRODUCT_FIELDS = ("file", "size", "checksum", "pixel_digest", "stats")
 
@@ -26,7 +26,7 @@ TEXT_OR_NOT = (str, type(None))
 RECORD_FIELDS = {
     "every": {"scene": str, "state": str, "reason": TEXT_OR_NOT, "message": TEXT_OR_NOT, "retryable": bool},
     "cogs": {"bands": dict},
-    "grids": {"grid": dict, "operation": str, "masks": dict},
+    "grids": {"grid": dict, "operation": str, "sources": list},
     "products": {"products": dict, "attempts": list, "journal": dict},
 }
 BAND_FIELDS = {
@@ -43,6 +43,7 @@ BAND_FIELDS = {
     "mask_checksums": TEXT_OR_NOT,
     "pixel_digest": str,
 }
+SOURCE_FIELDS = {"grid": dict, "bands": list, "affine": list, "masks": dict}
 PRODUCT_FIELDS = {
     "file": str,
     "size": int,
@@ -138,9 +139,12 @@ def read_record(path: str | Path, kind: str | None = None) -> dict:
         record = read_json(path)
         wanted = RECORD_FIELDS["every"] | (RECORD_FIELDS[kind] if kind and record.get("state") == "done" else {})
         require_fields(record, wanted)
-        parts = {"cogs": ("bands", BAND_FIELDS), "products": ("products", PRODUCT_FIELDS)}.get(kind)
-        for part in record.get(parts[0], {}).values() if parts else ():
-            require_fields(part, parts[1])
+        for part in record.get("bands", {}).values() if kind == "cogs" else ():
+            require_fields(part, BAND_FIELDS)
+        for part in record.get("sources", ()) if kind == "grids" else ():
+            require_fields(part, SOURCE_FIELDS)
+        for part in record.get("products", {}).values() if kind == "products" else ():
+            require_fields(part, PRODUCT_FIELDS)
     except (ValueError, AttributeError) as error:
         raise DamagedRecordError(f"{path} is not a record of cogmill ({error}): delete it and run again") from error
     return record
@@ -194,7 +198,7 @@ def band_identity(band: dict) -> dict:
     }
 
 
-def product_key(product: dict, names: list[str], bands: dict, masks: dict, grid: dict) -> str:
+def product_key(product: dict, bands: dict, masks: dict, grid: dict, warp: dict | None) -> str:
     """Key of one product of one scene.
 
     Two products with one key have the same pixels and the same tags, whatever the window, reader, memory,
@@ -204,27 +208,46 @@ def product_key(product: dict, names: list[str], bands: dict, masks: dict, grid:
     ----------
     product : dict
         Resolved product of the config: canonical formula, dtype, scale, offset, nodata, unit, description, kind.
-    names : list of str
-        Bands that its formula uses.
     bands : dict
-        Bands of the scene's `cogs` record.
+        {role: band of the scene's `cogs` record} of the bands that its formula uses.
     masks : dict
-        {band role: {"classes", "bits"}} as applied to this scene.
+        {band role: {"rule", "band"}} as applied to this scene; `band` is that of the `cogs` record.
     grid : dict
-        The scene's `grids` record: grid, operation and mask affines.
+        The scene's `grids` record.
+    warp : dict or None
+        How its bands are resampled: {"resampling": {band: method}, "order"}; None where they are not.
     """
     return digest(
         {
             "product": product,
-            "bands": {name: band_identity(bands[name]) for name in names},
+            "bands": {name: band_identity(band) for name, band in bands.items()},
             "masks": {
-                role: {"rule": rule, "band": band_identity(bands[role]), "place": grid["masks"].get(role)}
-                for role, rule in masks.items()
+                role: {"rule": mask["rule"], "band": band_identity(mask["band"])} for role, mask in masks.items()
             },
-            "grid": [grid["grid"], grid["operation"], grid["gcps"], grid["rpcs"]],
+            "grid": [grid["grid"], grid["operation"]],
+            "sources": [
+                _source_identity(source, bands, masks)
+                for source in grid["sources"]
+                if set(bands) & set(source["bands"])
+            ],
+            "warp": warp and warp | {"place": _place_identity(grid["warp"])},
             "phases": PHASE_VERSION,
         }
     )
+
+
+def _source_identity(source: dict, bands: dict, masks: dict) -> dict:
+    """What of a source grid decides pixels; the ratio, which only says whether they may be made, does not."""
+    return {
+        "grid": [source["grid"], source["gcps"], source["rpcs"], source["affine"]],
+        "bands": [role for role in source["bands"] if role in bands],
+        "masks": {role: source["masks"].get(role) for role in masks},
+    }
+
+
+def _place_identity(warp: dict) -> list:
+    """What decides the coordinates: the nodes' file, else the operation that computes each of them."""
+    return [warp["engine"], warp["checksum"], warp["projection"]]
 
 
 def counting_attempts(record: dict, names) -> list[dict]:
@@ -254,6 +277,7 @@ def ledger_line(record: dict, sensor: str | None, names) -> dict:
         "sensor": sensor,
         "products": {name: {field: entry[field] for field in LEDGER_PRODUCT_FIELDS} for name, entry in made.items()},
         "attempts": counting_attempts(record, made),
+        "self_check": record.get("self_check"),
     }
 
 

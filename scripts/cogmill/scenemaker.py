@@ -14,13 +14,13 @@ from cogmill import __version__
 from cogmill.cog.reader import CogReader
 from cogmill.cog.writer import CogInfo, CogWriter, Header, Layer
 from cogmill.device import Device
-from cogmill.errors import SceneError
-from cogmill.grids import TILE, GridSpec, Window, windows
-from cogmill.indices import Expression
-from cogmill.kernels.cpu import BandInput, Kernel, Output, tile_stats
+from cogmill.grids import TILE, GridSpec, windows
+from cogmill.kernels.cpu import tile_stats
 from cogmill.ledger import decode_number, encode_number
-from cogmill.store import Inputs, MaskSampler
+from cogmill.pixels import SameGrid, band_names
+from cogmill.store import Inputs
 from cogmill.tasks import Task
+from cogmill.warp import GdalWarp, Warp, warp_of
 
 log = logging.getLogger("cogmill")
 
@@ -47,8 +47,8 @@ class SceneMaker:
 
         On out-of-memory the window is halved and the scene begun anew; the pixels do not depend on the window.
         """
-        budget = self.task.run["window_mb"] << 20
-        shape = self._window_tiles(specs, budget)
+        self._budget = self.task.run["window_mb"] << 20
+        shape = self._window_tiles(specs, self._budget)
         while True:
             self.attempt["window"].append(list(shape))
             # what an earlier pass read and wrote is done again
@@ -62,99 +62,57 @@ class SceneMaker:
                 log.warning("scene %r: out of memory with windows of %d x %d tiles; halved", self.task.scene, *shape)
                 larger = shape
                 while shape == larger:
-                    budget //= 2
-                    shape = self._window_tiles(specs, budget)
+                    self._budget //= 2
+                    shape = self._window_tiles(specs, self._budget)
 
     def _window_tiles(self, specs: dict, budget: int) -> tuple[int, int]:
         """Height and width of a window, in tiles, so that its arrays stay within `budget` bytes."""
         tile_rows, tile_cols = self.grid.tiles()
-        names = self._band_names(specs)
-        # inputs twice: the next window is read while this one is computed
-        per_pixel = 2 * sum(np.dtype(self.inputs.bands[n]["dtype"]).itemsize + 1 for n in names)
-        per_pixel += 2 * len(self.inputs.masks) + 2 * sum(np.dtype(s["dtype"]).itemsize for s in specs.values())
+        # twice: the next window is computed, or its inputs read, while this one is encoded
+        per_pixel = 2 * sum(np.dtype(s["dtype"]).itemsize for s in specs.values())
+        if self.inputs.grid["operation"] == "identity":
+            # inputs twice: the next window is read while this one is computed
+            per_pixel += 2 * sum(np.dtype(self.inputs.bands[n]["dtype"]).itemsize + 1 for n in band_names(specs))
+            per_pixel += 2 * len(self.inputs.masks)
+        else:
+            budget //= 4  # the rest is for source pixels
         fitting = max(1, budget // (TILE * TILE * per_pixel))
         rows = max(1, min(tile_rows, fitting // tile_cols))
         if self.task.run["window"] != "auto":
             rows = max(1, min(rows, self.task.run["window"]))
         return rows, tile_cols if fitting >= tile_cols else fitting
 
-    @staticmethod
-    def _band_names(specs: dict) -> list[str]:
-        return sorted({name for spec in specs.values() for name in spec["expression"].names})
+    def _pixels(self, specs: dict):
+        """What gives the products' pixels, window by window, for the operation of the scene's grid record."""
+        threads, seconds = self.device.threads, self.attempt["seconds"]
+        operation = self.inputs.grid["operation"]
+        if operation == "identity":
+            return SameGrid(self.inputs, specs, threads, seconds)
+        order = self.task.warp["order"]
+        if operation == "gdal":
+            return GdalWarp(self.inputs, self.task.folder, specs, order, threads, self._budget, seconds, self.beat)
+        return Warp(self.inputs, Path(self.task.grid).parent, specs, order, threads, self._budget, seconds)
 
     def _pass(self, specs, keys, tile_rows, tile_cols) -> Iterator[tuple[str, dict]]:
-        names = self._band_names(specs)
-        kernel = Kernel(
-            tuple(self._band_input(name) for name in names),
-            tuple(_output(name, spec) for name, spec in specs.items()),
-            threads=self.device.threads,
-        )
         with contextlib.ExitStack() as stack:
-            readers = [stack.enter_context(self.inputs.open(name, self.device.threads)) for name in names]
-            masks = [
-                stack.enter_context(MaskSampler(self.inputs, role, rule, self.device.threads))
-                for role, rule in self.inputs.masks.items()
-            ]
-            self._check_grids(names, readers)
+            pixels = stack.enter_context(self._pixels(specs))
             writers = {name: stack.enter_context(self._writer(name, spec, keys[name])) for name, spec in specs.items()}
             pool = stack.enter_context(ThreadPoolExecutor(self.device.threads))
             tallies = {name: Tally(decode_number(spec["nodata"])) for name, spec in specs.items()}
             wide = tile_cols if tile_cols < self.grid.tiles()[1] else None
-            for window, pixels, valid, mask in self._read(windows(self.grid.shape, tile_rows, wide), readers, masks):
-                out = [np.empty((window.rows, window.cols), dtype=spec["dtype"]) for spec in specs.values()]
+            for window, out, counts in pixels.products(windows(self.grid.shape, tile_rows, wide)):
                 with self._timed("compute"):
-                    counts = kernel(pixels, valid, mask, out)
                     for tally, array, row in zip(tallies.values(), out, counts, strict=True):
                         tally.add(array, row, pool)
                 with self._timed("encode"):
                     for writer, array in zip(writers.values(), out, strict=True):
                         writer.write(window, array)
                 self.beat()
-            for reader in [*readers, *(mask.reader for mask in masks)]:
+            for reader in pixels.readers:
                 self._account(reader)
             for name, writer in writers.items():
                 self.beat()
                 yield name, self._entry(name, writer.finish(), keys[name], tallies[name])
-
-    def _band_input(self, name: str) -> BandInput:
-        band = self.inputs.bands[name]
-        return BandInput(
-            name,
-            band["dtype"],
-            decode_number(band["nodata"]),
-            band["radiometry"]["scale"],
-            band["radiometry"]["offset"],
-        )
-
-    def _check_grids(self, names, readers) -> None:
-        for name, reader in zip(names, readers, strict=True):
-            if tuple(reader.shape) != self.grid.shape:
-                raise SceneError(
-                    f"band {name!r} has {reader.shape[0]} x {reader.shape[1]} pixels, the target grid "
-                    f"{self.grid.shape[0]} x {self.grid.shape[1]}: products need bands of one grid (sheet column path)",
-                    "grid_mismatch",
-                )
-
-    def _read(self, cut: Iterator[Window], readers, masks) -> Iterator[tuple]:
-        """Windows with their pixels; the next one is read while the caller works on this one."""
-
-        def load(window):
-            pixels, valid = zip(*(reader.read(window) for reader in readers), strict=True) if readers else ((), ())
-            mask = None
-            for sampler in masks:
-                part = sampler.read(window)
-                mask = part if mask is None else np.minimum(mask, part)
-            return window, pixels, valid, mask
-
-        with ThreadPoolExecutor(1) as ahead:
-            future = None
-            for window in cut:
-                following = ahead.submit(load, window)
-                if future is not None:
-                    yield future.result()
-                future = following
-            if future is not None:
-                yield future.result()
 
     def _writer(self, name: str, spec: dict, key: str) -> CogWriter:
         run = self.task.run
@@ -165,12 +123,13 @@ class SceneMaker:
             kind=spec["kind"],
             level=run["zstd_level"],
         )
-        gcps = self.inputs.grid["gcps"]
+        same = self.inputs.grid["sources"][0] if self.inputs.grid["operation"] == "identity" else None
+        gcps, rpcs = (same["gcps"], same["rpcs"]) if same else (None, None)
         header = Header(
             crs=self.grid.crs,
             transform=self.grid.transform,
             gcps=tuple(tuple(point) for point in gcps) if gcps else None,
-            rpcs=self.inputs.grid["rpcs"],
+            rpcs=rpcs,
             scale=spec["scale"],
             offset=spec["offset"],
             unit=spec["unit"] or "",
@@ -203,7 +162,17 @@ class SceneMaker:
             "COGMILL_INPUTS": json.dumps(inputs, ensure_ascii=False),
             "COGMILL_MASKS": json.dumps(self.inputs.masks),
             "COGMILL_KEY": key,
-        }
+        } | self._warp_tags(spec)
+
+    def _warp_tags(self, spec: dict) -> dict:
+        """How the bands came onto the target grid; nothing where they lie on it."""
+        grid = self.inputs.grid
+        if grid["operation"] == "identity":
+            return {}
+        names = ("engine", "max_error_px", "error_px", "projection")
+        warp = {name: grid["warp"][name] for name in names}
+        warp |= warp_of(spec, self.inputs.bands, self.task.warp["order"])
+        return {"COGMILL_WARP": json.dumps(warp, ensure_ascii=False)}
 
     def _entry(self, name: str, info: CogInfo, key: str, tally: "Tally") -> dict:
         seconds, amounts = self.attempt["seconds"], self.attempt["bytes"]
@@ -226,8 +195,6 @@ class SceneMaker:
         }
 
     def _account(self, reader: CogReader) -> None:
-        for stage in ("read", "decode"):
-            self.attempt["seconds"][stage] += reader.seconds[stage]
         self.attempt["bytes"]["read"] += reader.bytes_read
         rows, cols = reader.shape
         self.attempt["bytes"]["pixels_in"] += rows * cols * reader.dtype.itemsize
@@ -237,11 +204,6 @@ class SceneMaker:
         clock = time.perf_counter()
         yield
         self.attempt["seconds"][stage] += time.perf_counter() - clock
-
-
-def _output(name: str, spec: dict) -> Output:
-    expression: Expression = spec["expression"]
-    return Output(name, expression, spec["dtype"], spec["scale"], spec["offset"], decode_number(spec["nodata"]))
 
 
 class Tally:

@@ -1,5 +1,7 @@
 """Reading a scene's stored bands: pixels by window, and masks sampled on the target grid."""
 
+import contextlib
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +28,12 @@ class Inputs:
     grid: dict
     masks: dict
 
-    def open(self, role: str, threads: int) -> CogReader:
+    def source_of(self, role: str) -> dict:
+        """The source grid that a band lies on, as the grid record has it."""
+        return next(source for source in self.grid["sources"] if role in source["bands"])
+
+    def open(self, role: str, threads: int, cache_bytes: int = 0) -> CogReader:
+        """Reader of a stored band, see `CogReader`; SceneError where it is not what was recorded."""
         band = self.bands[role]
         path = self.folder / band["path"]  # an absolute path (a band indexed in place) replaces the folder
         if not path.exists():
@@ -41,6 +48,7 @@ class Inputs:
             checksums=decode_checksums(band["tile_checksums"]),
             mask_checksums=decode_checksums(band["mask_checksums"]),
             threads=threads,
+            cache_bytes=cache_bytes,
         )
         try:
             self._require_as_recorded(role, reader)
@@ -68,14 +76,24 @@ class Inputs:
 
 
 class MaskSampler:
-    """A mask band, judged on its own grid and sampled by nearest neighbour on the target grid."""
+    """A mask band, judged on its own grid and sampled by nearest neighbour on the pixels of a source grid.
 
-    def __init__(self, inputs: Inputs, role: str, rule: dict, threads: int):
-        self.reader = inputs.open(role, threads)
+    Parameters
+    ----------
+    inputs : Inputs
+    role : str
+    source : dict
+        The source grid, as the grid record has it; it says where on the mask band its pixels fall.
+    threads, cache_bytes : int
+        As `CogReader`.
+    """
+
+    def __init__(self, inputs: Inputs, role: str, source: dict, threads: int, cache_bytes: int = 0):
+        rule = inputs.masks[role]
+        self.reader = inputs.open(role, threads, cache_bytes)
         self.rule = MaskRule(role, tuple(rule["classes"]), tuple(rule["bits"]))
         self.nodata = decode_number(inputs.bands[role]["nodata"])
-        place = inputs.grid["masks"].get(role)
-        self.affine = tuple(place["affine"]) if place else (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+        self.affine = tuple(source["masks"][role]["affine"])
 
     def __enter__(self):
         return self
@@ -84,7 +102,7 @@ class MaskSampler:
         self.reader.close()
 
     def read(self, window: Window) -> np.ndarray:
-        """uint8 (rows, cols) of the window: 1 clear, 0 masked or outside of the mask band."""
+        """uint8 (rows, cols) of a window of the source grid: 1 clear, 0 masked or outside of the mask band."""
         a, _, c, _, e, f = self.affine
         rows = np.floor(e * (window.row + np.arange(window.rows) + 0.5) + f + NEAREST_SHIFT).astype(np.int64)
         cols = np.floor(a * (window.col + np.arange(window.cols) + 0.5) + c + NEAREST_SHIFT).astype(np.int64)
@@ -102,3 +120,29 @@ class MaskSampler:
             good = np.minimum(good, valid)
         out[np.ix_(in_rows, in_cols)] = good[np.ix_(rows - top, cols - left)]
         return out
+
+
+class Masks:
+    """All masks of a scene on one source grid; a context manager."""
+
+    def __init__(self, inputs: Inputs, source: dict, threads: int, cache_bytes: int = 0):
+        with contextlib.ExitStack() as stack:
+            self.samplers = [
+                stack.enter_context(MaskSampler(inputs, role, source, threads, cache_bytes)) for role in inputs.masks
+            ]
+            self._stack = stack.pop_all()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._stack.close()
+
+    @property
+    def readers(self) -> list[CogReader]:
+        return [sampler.reader for sampler in self.samplers]
+
+    def read(self, window: Window) -> np.ndarray | None:
+        """uint8 (rows, cols): 1 where every mask is clear; None where there is no mask."""
+        parts = [sampler.read(window) for sampler in self.samplers]
+        return functools.reduce(np.minimum, parts) if parts else None

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 import traceback
+from hashlib import sha1
 from pathlib import Path
 
 from cogmill.device import choose_device
@@ -24,6 +25,7 @@ from cogmill.tasks import MAX_DEATHS, Task, load_record
 log = logging.getLogger("cogmill")
 
 PR_SET_PDEATHSIG = 1
+CHECKED = 2  # tiles a batch that the self-check recomputes
 
 
 class WorkerBug(RuntimeError):
@@ -42,9 +44,10 @@ def compute_batch(scenes, cogs, grids, home, params, run, ledger=None, strict=Fa
     home : path
         Folder of all products; `{home}/{scene}/record.json` is written.
     params : dict
-        "products" and "masks": what decides the pixels.
+        "products", "masks" and "warp": what decides the pixels.
     run : dict
-        "device", "window", "window_mb", "spool_mb", "zstd_level", "stall_s", "max_attempts": what does not.
+        "device", "window", "window_mb", "spool_mb", "zstd_level", "stall_s", "max_attempts",
+        "self_check": what does not.
     ledger : path, optional
         Written last, and only with every scene in it.
     strict : bool or path
@@ -67,6 +70,7 @@ def compute_batch(scenes, cogs, grids, home, params, run, ledger=None, strict=Fa
     """
     device = choose_device(run["device"], threads)
     records = {"cogs": _by_scene(cogs), "grids": _by_scene(grids)}
+    checked = checked_scenes(scenes) if run["self_check"] else ()
     tasks = [
         Task(
             scene,
@@ -75,7 +79,9 @@ def compute_batch(scenes, cogs, grids, home, params, run, ledger=None, strict=Fa
             str(home),
             params["products"],
             params["masks"],
+            params["warp"],
             run,
+            check=scene in checked,
         )
         for scene in scenes
     ]
@@ -94,6 +100,11 @@ def compute_batch(scenes, cogs, grids, home, params, run, ledger=None, strict=Fa
     if ledger:
         write_ledger(ledger, lines)
     return lines
+
+
+def checked_scenes(scenes) -> list[str]:
+    """Scenes of a batch of which one tile each is recomputed; the same ones whenever the batch runs."""
+    return sorted(scenes, key=lambda scene: sha1(scene.encode()).hexdigest())[:CHECKED]
 
 
 def _by_scene(paths) -> dict:

@@ -15,8 +15,8 @@ class Task:
     """One scene of a batch.
 
     `cogs` and `grid` are the paths of its records, `home` the folder of all products, `products` {name: spec} and
-    `masks` {band role: {"classes", "bits"}} as the campaign resolved them, `run` what changes no pixel (window,
-    memory, zstd level, attempts).
+    `masks` {band role: {"classes", "bits"}} as the campaign resolved them, `warp` {"order", "allow_aliasing"}, `run`
+    what changes no pixel (window, memory, zstd level, attempts). `check`: recompute a tile when the products are made.
     """
 
     scene: str
@@ -25,7 +25,9 @@ class Task:
     home: str
     products: dict
     masks: dict
+    warp: dict
     run: dict
+    check: bool = False
 
     @property
     def folder(self) -> Path:

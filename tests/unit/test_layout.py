@@ -88,9 +88,14 @@ def test_every_environment_has_a_rule():
     assert set(rule_envs().values()) == set((ROOT / "envs").glob("*.yaml"))
 
 
-def test_compute_does_not_reach_gdals_warp():
-    for path, tree in modules_of(SCRIPTS / "compute.py").items():
-        assert not [name for name in imports(tree) if name.startswith(GDAL_WARP)], path
+def test_only_the_gdal_engine_reaches_gdals_warp():
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
+    reaching = {path.name for path, tree in trees.items() if any(name.startswith(GDAL_WARP) for name in imports(tree))}
+    assert reaching == {"gdalwarp.py"}
+    # others load it when a scene needs it, not before
+    for path, tree in trees.items():
+        early = [node.module for node in tree.body if isinstance(node, ast.ImportFrom)]
+        assert "cogmill.gdalwarp" not in early, path
 
 
 def test_compute_starts_no_program():

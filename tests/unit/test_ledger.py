@@ -31,13 +31,19 @@ BAND = {
     "path": "red.tif",
     "source": {"path": "/raw/in.tif", "band": 3},
 }
-GRID = {
-    "grid": {"crs": None, "transform": None, "shape": [4, 4]},
-    "operation": "identity",
+SHAPE = {"crs": None, "transform": None, "shape": [4, 4]}
+SOURCE = {
+    "grid": SHAPE,
+    "bands": ["red"],
     "gcps": None,
     "rpcs": None,
-    "masks": {},
+    "affine": [1, 0, 0, 0, 1, 0],
+    "ratio": 1.0,
+    "masks": {"scl": {"affine": [0.5, 0, 0, 0, 0.5, 0]}},
 }
+GRID = {"grid": SHAPE, "operation": "identity", "sources": [SOURCE], "warp": None}
+PLACE = {"engine": "grid", "checksum": "ab", "projection": {"name": "UTM"}, "error_px": 0.001, "step": 64}
+METHODS = {"resampling": {"red": "bilinear"}, "order": "bands_then_index"}
 PRODUCT = {"formula": "red", "dtype": "float32", "scale": 1.0, "offset": 0.0, "nodata": "nan"}
 
 
@@ -73,8 +79,13 @@ def test_nan_is_refused_in_json(tmp_path):
 
 
 def test_key_follows_what_decides_pixels():
-    def key(product=PRODUCT, band=BAND, masks=(), grid=GRID):
-        return product_key(product, ["red"], {"red": band, "scl": BAND}, dict(masks), grid)
+    def key(product=PRODUCT, band=BAND, masks=(), grid=GRID, warp=None):
+        masks = {role: {"rule": rule, "band": BAND} for role, rule in masks}
+        return product_key(product, {"red": band}, masks, grid, warp)
+
+    def warped(warp=METHODS, place=PLACE, source=SOURCE, more=()):
+        grid = {"grid": SHAPE, "operation": "grid", "sources": [source, *more], "warp": place}
+        return key(grid=grid, warp=warp, masks={"scl": {"classes": [3]}}.items())
 
     same = key()
     assert key(band=BAND | {"path": "/elsewhere/red.tif"}) == same
@@ -90,15 +101,25 @@ def test_key_follows_what_decides_pixels():
         key(band=BAND | {"source": {"path": "/raw/other.tif", "band": 3}}),
         key(masks={"scl": {"classes": [3], "bits": []}}.items()),
         key(grid=GRID | {"operation": "affine"}),
+        warped(),
+        warped(warp=METHODS | {"resampling": {"red": "cubic"}}),
+        warped(warp=METHODS | {"order": "index_then_warp"}),
+        warped(place=PLACE | {"checksum": "cd"}),
+        warped(place=PLACE | {"projection": None}),
+        warped(source=SOURCE | {"affine": [2, 0, 0, 0, 2, 0]}),
+        warped(source=SOURCE | {"masks": {"scl": {"affine": [1, 0, 0, 0, 1, 0]}}}),
     ]
     assert len({same, *others}) == 1 + len(others)
+    # what only says how good or how coarse it is, and grids of other bands, redo nothing
+    assert warped(place=PLACE | {"error_px": 0.002, "step": 32}, source=SOURCE | {"ratio": 1.2}) == warped()
+    assert warped(more=[SOURCE | {"bands": ["swir"]}]) == warped()
 
 
 @pytest.mark.parametrize("phase", sorted(ledger.PHASE_VERSION))
 def test_key_follows_the_phase_versions(phase, monkeypatch):
-    before = product_key(PRODUCT, ["red"], {"red": BAND}, {}, GRID)
+    before = product_key(PRODUCT, {"red": BAND}, {}, GRID, None)
     monkeypatch.setitem(ledger.PHASE_VERSION, phase, 99)
-    assert product_key(PRODUCT, ["red"], {"red": BAND}, {}, GRID) != before
+    assert product_key(PRODUCT, {"red": BAND}, {}, GRID, None) != before
 
 
 ENTRY = {"file": "f.tif", "size": 9, "checksum": "c", "pixel_digest": ["d"], "stats": {}, "key": "k"}
