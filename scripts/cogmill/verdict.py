@@ -11,7 +11,7 @@ LISTED = 50  # scenes that a message names; the report has them all
 
 
 class CampaignFailed(CogmillError):
-    """More scenes failed than the config allows, nothing was written, or a scene is in no ledger."""
+    """More scenes failed than the config allows, nothing was written, a self-check failed, or a scene is missing."""
 
     reason = "campaign_failed"
 
@@ -33,11 +33,31 @@ class Tally:
     def failed_fraction(self) -> float:
         return len(self.failed) / self.scenes if self.scenes else 0.0
 
+    @property
+    def unreliable(self) -> tuple[str, ...]:
+        """`scene: products` of each failed self-check; of a damaged one the scene alone."""
+        return tuple(
+            f"{line['scene']}: {', '.join(_wrong_products(check)) or 'no product named'}"
+            for line in (*self.done, *self.skipped, *self.failed)
+            if (check := line.get("self_check")) is not None and not _passed(check)
+        )
+
     def counts(self) -> str:
         """Whole counts for a sentence: `5 scenes: 4 done, 0 skipped, 1 failed`."""
         noun = "scene" if self.scenes == 1 else "scenes"
         text = f"{self.scenes} {noun}: {len(self.done)} done, {len(self.skipped)} skipped, {len(self.failed)} failed"
         return text + (f", {len(self.missing)} in no ledger" if self.missing else "")
+
+
+def _passed(check) -> bool:
+    return isinstance(check, dict) and check.get("passed") is True
+
+
+def _wrong_products(check) -> list[str]:
+    products = check.get("products") if isinstance(check, dict) else None
+    if not isinstance(products, dict):
+        return []
+    return [name for name, found in products.items() if not isinstance(found, dict) or found.get("wrong") != 0]
 
 
 def read_lines(ledgers) -> tuple[dict[str, dict], list[str]]:
@@ -84,10 +104,14 @@ def tally(lines: dict[str, dict], scenes) -> Tally:
 def complaint(campaign: Tally, max_failed_fraction: float) -> str | None:
     """Why the campaign failed, as one sentence; None when it did not."""
     if campaign.missing:
-        named = ", ".join(campaign.missing[:LISTED])
-        more = len(campaign.missing) - LISTED
-        return f"{len(campaign.missing)} of {campaign.scenes} scenes are in no ledger: {named}" + (
-            f" and {more} more" if more > 0 else ""
+        named = _listed(campaign.missing, ", ")
+        return f"{len(campaign.missing)} of {campaign.scenes} scenes are in no ledger: {named}"
+    if campaign.unreliable:
+        # whatever share of scenes may fail: where one product is wrong, others may be
+        named = _listed(campaign.unreliable, "; ")
+        return (
+            f"two computations of the same pixels differ (self_check): {named}. Do not use any product of this "
+            "campaign before it is known why"
         )
     if not campaign.done:
         return f"nothing was written ({campaign.counts()})"
@@ -97,6 +121,11 @@ def complaint(campaign: Tally, max_failed_fraction: float) -> str | None:
             f"max_failed_fraction allows {percent(max_failed_fraction)}"
         )
     return None
+
+
+def _listed(names: tuple[str, ...], between: str) -> str:
+    more = len(names) - LISTED
+    return between.join(names[:LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def percent(fraction: float) -> str:
@@ -136,8 +165,8 @@ def judge(ledgers, scenes, max_failed_fraction: float, out) -> str:
     Raises
     ------
     CampaignFailed
-        Nothing was written, more than `max_failed_fraction` failed, or a scene is in no ledger. The message lists
-        the failed scenes with their reasons.
+        Nothing was written, more than `max_failed_fraction` failed, any self-check failed, or a scene is in no ledger.
+        The message lists the failed scenes with their reasons.
     """
     Path(out).unlink(missing_ok=True)
     lines, problems = read_lines(ledgers)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cogmill.errors import CogmillError
-from cogmill.verdict import judge, read_lines, tally
+from cogmill.verdict import complaint, judge, read_lines, tally
 
 
 def write_ledger(path, states: dict) -> str:
@@ -100,3 +100,31 @@ def test_long_list_of_failures_is_cut(tmp_path):
         judge([ledger], scenes, 0.5, tmp_path / "verdict.txt")
     assert "and 150 more" in str(error.value)
     assert len(str(error.value).splitlines()) < 60
+
+
+def self_check(passed, **wrong) -> dict:
+    """A self-check with the numbers of wrong pixels of each product."""
+    return {"tile": [0, 0], "passed": passed, "products": {name: {"wrong": count} for name, count in wrong.items()}}
+
+
+@pytest.mark.parametrize("state", ["done", "failed"])
+def test_failed_self_check_fails_the_campaign_whatever_the_fraction(tmp_path, state):
+    lines = {scene: {"scene": scene, "state": "done", "self_check": self_check(True, ndvi=0)} for scene in "ABC"}
+    lines["B"] |= {"state": state, "self_check": self_check(False, ndvi=0, ndwi=17)}
+    ledger = tmp_path / "A.jsonl"
+    ledger.write_text("".join(json.dumps(line) + "\n" for line in lines.values()), encoding="utf-8")
+    with pytest.raises(CogmillError, match=r"computations of the same pixels differ \(self_check\): B: ndwi\. Do not"):
+        judge([ledger], list("ABC"), 1.0, tmp_path / "verdict.txt")
+    assert not (tmp_path / "verdict.txt").exists()
+    assert "B" not in judge([ledger], list("AC"), 1.0, tmp_path / "verdict.txt")
+
+
+def test_scenes_that_were_not_checked_pass():
+    lines = {"A": {"scene": "A", "state": "done", "self_check": None}, "B": {"scene": "B", "state": "done"}}
+    assert complaint(tally(lines, "AB"), 0.0) is None
+
+
+@pytest.mark.parametrize("check", [{}, [], {"passed": "yes"}, {"passed": None, "products": 7}])
+def test_damaged_self_check_is_not_taken_for_a_good_one(check):
+    found = complaint(tally({"A": {"scene": "A", "state": "done", "self_check": check}}, "A"), 1.0)
+    assert "A: no product named" in found
