@@ -66,6 +66,51 @@ def failed_line(scene, reason="unreadable", message="the file is cut off"):
     return common | {"sensor": "landsat8_l2", "products": {}, "attempts": []}
 
 
+UTM32, LAEA = (rasterio.crs.CRS.from_epsg(code).to_wkt() for code in (32632, 3035))
+PROJECTION = {
+    "name": "Inverse of UTM zone 32N + Europe LAEA",
+    "definition": "proj=pipeline step inv proj=utm zone=32 step proj=laea",
+    "accuracy_m": 1.0,
+    "ballpark": False,
+    "missing_grids": [],
+    "proj": "9.5.1",
+}
+NODES = {"engine": "grid", "max_error_px": 0.01, "error_px": 0.00042, "step": 64, "file": "grid.tif", "checksum": "ab"}
+NODES |= {"exact_cells": 0, "projection": PROJECTION}
+WARPED = SPEC | {
+    "products": {"ndvi": NDVI | {"resampling": "bilinear"}},
+    "warp": {"order": "bands_then_index", "allow_aliasing": False},
+}
+CHECK = {
+    "tile": [1, 0],
+    "pixels": 262_144,
+    "passed": True,
+    "products": {
+        "ndvi": {
+            "compared": 200_000,
+            "differing_validity": 3,
+            "excused": 3,
+            "largest_difference": 2.5e-4,
+            "median_difference": 1e-8,
+        }
+    },
+}
+
+
+def grid_record(operation="grid", warp=NODES, ratio=1.004, left=4_450_000.0, source=UTM32, target=LAEA):
+    """What warp_grid records of a scene of 10 m pixels in UTM that comes onto 10 m pixels of EPSG:3035."""
+    grid = {"crs": target, "transform": [10.0, 0, left, 0, -10.0, 2_140_000.0], "shape": [700, 900]}
+    of = {"grid": {"crs": source}, "bands": ["red", "nir"], "ratio": ratio, "affine": [1, 0, 0, 0, 1, 0], "masks": {}}
+    return {
+        "state": "done",
+        "grid": grid,
+        "operation": operation,
+        "bands": ["red", "nir"],
+        "sources": [of],
+        "warp": warp,
+    }
+
+
 class Campaign:
     """A results folder with ledger lines and records as a test wants them."""
 
@@ -98,6 +143,13 @@ class Campaign:
             "bands": bands,
             "seconds": {"total": 1.5},
         }
+        path.write_text(record if isinstance(record, str) else json.dumps(record), encoding="utf-8")
+        return str(path)
+
+    def placed(self, scene: str, record) -> str:
+        """The scene's grids record."""
+        path = self.results / "grids" / scene / "record.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(record if isinstance(record, str) else json.dumps(record), encoding="utf-8")
         return str(path)
 
@@ -173,12 +225,191 @@ def test_methods_say_what_was_done(campaign):
     assert doc["inputs"]["files"] == 4 and doc["inputs"]["mb"] == 8.0
     assert doc["inputs"]["drivers"] == {"GTiff": 4} and doc["inputs"]["compression"] == {"deflate": 4}
     assert doc["inputs"]["bands_stored"] == 4 and doc["inputs"]["sensors"] == {"sentinel2_l2a": 2}
-    assert doc["grid"] == [{"crs": "EPSG:32632", "pixel_size": [10.0, 10.0], "operation": "identity", "scenes": 2}]
+    grid = {"crs": "EPSG:32632", "unit": "m", "pixel_size": [10.0, 10.0], "operation": "identity", "scenes": 2}
+    assert doc["grid"] == [grid] and doc["resampling"] == {"scenes": 0} and doc["self_check"]["tiles"] == 0
     rule = {"scale": 0.0001, "offset": -0.1, "decided_by": "sensor", "scenes": 2}
     assert doc["radiometry"] == {"sentinel2_l2a": {"nir": [rule], "red": [rule]}}
     assert doc["masks"] == SPEC["masks"] and doc["products"]["ndvi"]["formula"] == NDVI["formula"]
     assert doc["run"]["readers"] == {"tiles": 2} and doc["run"]["windows"] == {"2 x 4 tiles": 2}
     assert doc["run"]["settings"] == {"window": "auto"} and doc["run"]["batches"] == 1
+
+
+def warped(campaign, records: dict, checks=CHECK, **settings):
+    """Report of done scenes {scene: grids record}."""
+    campaign.lines = [done_line(scene) | {"self_check": checks} for scene in records]
+    cogs = [campaign.stored(scene) for scene in records]
+    grids = [campaign.placed(scene, record) for scene, record in records.items()]
+    return campaign.report(cogs, **({"grids": grids, "spec": WARPED} | settings))
+
+
+def test_methods_say_how_scenes_came_onto_another_grid(campaign):
+    coarse = grid_record(warp=NODES | {"step": 32, "error_px": 0.0071, "exact_cells": 5}, ratio=1.008, left=4_460_000.0)
+    html, doc = warped(campaign, {"A": grid_record(), "B": coarse})
+    assert doc["grid"] == [
+        {
+            "crs": "EPSG:3035",
+            "unit": "m",
+            "pixel_size": [10.0, 10.0],
+            "operation": "grid",
+            "source_crs": "EPSG:32632",
+            "engine": "grid",
+            "projection": PROJECTION,
+            "extent": "of each scene",
+            "aligned": True,
+            "source_pixels_a_target_pixel": [1.004, 1.008],
+            "control_grid": {
+                "steps": {"32": 1, "64": 1},
+                "allowed_error_px": 0.01,
+                "largest_error_px": 0.0071,
+                "exact_cells": 5,
+            },
+            "scenes": 2,
+        }
+    ]
+    assert doc["resampling"] == {
+        "scenes": 2,
+        "order": "bands_then_index",
+        "methods": {"ndvi": "bilinear"},
+        "allow_aliasing": False,
+        "aliased_scenes": 0,
+    }
+    words = " ".join(Page(html).words)
+    assert "error up to 0.0071 px of 0.01 px allowed, 5 cells exact" in words
+    assert f"PROJ 9.5.1: {PROJECTION['name']}, accuracy 1 m" in words and "ndvi: bilinear" in words
+
+
+def test_text_for_a_paper_says_what_the_numbers_say(campaign):
+    html, doc = warped(campaign, {"A": grid_record(), "B": grid_record(left=4_460_000.0)})
+    assert doc["text"] == (
+        f"ndvi = (nir - red) / (nir + red) was computed from 2 scenes with cogmill {ATTEMPT['versions']['cogmill']}. "
+        "Pixels were masked by the original values of the quality bands scl, and stored numbers converted to physical "
+        "values, before anything else. The grid of 2 scenes is that of EPSG:3035 with pixels of 10 x 10 m at whole "
+        "multiples of the pixel size. Pixel coordinates in the scenes were computed with PROJ 9.5.1 (EPSG:32632: "
+        "operation 'Inverse of UTM zone 32N + Europe LAEA', accuracy 1 m) at the nodes of a control grid (64 pixels "
+        "apart) and interpolated bilinearly between them, with an error of at most 0.00042 source pixels. Resampling: "
+        "bilinear interpolation (ndvi); bands were resampled, then the formula was computed from them. Kernels have "
+        "their width in source pixels. A second computation by separate code, in float64 from exact coordinates, "
+        "covered 2 tiles (524,288 pixels): all within the error allowed (largest difference 0.00025)."
+    )
+    assert doc["text"] in " ".join(Page(html).words)
+
+
+OPERATIONS = {
+    "affine": (grid_record("affine", {**NODES, "projection": None}, target=UTM32), "placed by an affine transform"),
+    "exact": (grid_record("exact"), "for every pixel"),
+    "gdal": (grid_record("gdal", NODES | {"engine": "gdal", "projection": None}), "warped by GDAL (engine gdal)"),
+    "ballpark": (
+        grid_record(warp=NODES | {"projection": PROJECTION | {"ballpark": True, "accuracy_m": None}}),
+        "of unknown accuracy, ballpark: no datum shift is known",
+    ),
+    "missing grids": (
+        grid_record(warp=NODES | {"projection": PROJECTION | {"missing_grids": ["a.tif", "b.tif"]}}),
+        "without the grids a.tif and b.tif",
+    ),
+    "exact cells": (grid_record(warp=NODES | {"exact_cells": 3}), "at every pixel in 3 cells of it"),
+    "off the lattice": (grid_record(left=4_450_003.0), "10 x 10 m. Pixel"),
+    "identity": (grid_record("identity", None), "Not resampled, as each stayed on its own grid: 1 scene."),
+}
+
+
+@pytest.mark.parametrize("case", OPERATIONS)
+def test_text_tells_every_way_of_placing_pixels(campaign, case):
+    record, words = OPERATIONS[case]
+    _, doc = warped(campaign, {"A": record})
+    assert words in doc["text"]
+    assert ("Resampling" in doc["text"]) == (case != "identity")
+
+
+def test_scenes_of_one_extent_are_told_by_it(campaign):
+    utm33 = rasterio.crs.CRS.from_epsg(32633).to_wkt()
+    _, doc = warped(campaign, {"A": grid_record(), "B": grid_record(source=utm33)})
+    assert [entry["extent"] for entry in doc["grid"]] == [[4_450_000.0, 2_133_000.0, 4_459_000.0, 2_140_000.0]] * 2
+    _, doc = warped(campaign, {"A": grid_record(), "B": grid_record(left=4_460_000.0)})
+    assert doc["grid"][0]["extent"] == "of each scene"
+
+
+def test_scenes_of_two_zones_are_told_apart(campaign):
+    utm33 = rasterio.crs.CRS.from_epsg(32633).to_wkt()
+    _, doc = warped(campaign, {"A": grid_record(), "B": grid_record(source=utm33), "C": grid_record()})
+    assert [(entry["source_crs"], entry["scenes"]) for entry in doc["grid"]] == [("EPSG:32632", 2), ("EPSG:32633", 1)]
+    assert doc["text"].count("EPSG:3035") == 1 and "The grid of 3 scenes" in doc["text"]
+    assert doc["text"].count("Pixel coordinates") == 1
+    assert "(EPSG:32632: operation" in doc["text"] and "; EPSG:32633: operation" in doc["text"]
+    assert doc["software"]["proj"] == "9.5.1", "the PROJ that placed the pixels"
+    assert doc["software"]["proj_of_gdal"] == rasterio.__proj_version__
+
+
+def test_aliasing_that_was_allowed_is_told(campaign):
+    spec = WARPED | {"warp": {"order": "bands_then_index", "allow_aliasing": True}}
+    html, doc = warped(campaign, {"A": grid_record(ratio=3.2), "B": grid_record()}, spec=spec)
+    assert doc["resampling"]["aliased_scenes"] == 1 and doc["resampling"]["allow_aliasing"] is True
+    assert "wider than 1.5 source pixels" in doc["text"] and "aliasing allowed" in html
+    spec["products"] = {"ndvi": NDVI | {"resampling": "average"}}
+    _, doc = warped(campaign, {"A": grid_record(ratio=3.2)}, spec=spec)
+    assert doc["resampling"]["aliased_scenes"] == 0
+
+
+def test_classes_are_told_by_the_method_that_they_are_taken_by(campaign):
+    record = {"sensor": "s", "bands": {"nir": BAND, "scl": BAND | {"kind": "classes"}}}
+    spec = WARPED | {"products": {"mixed": NDVI | {"formula": "nir + scl", "resampling": "bilinear"}}}
+    campaign.lines = [done_line("A")]
+    cogs, grids = [campaign.stored("A", record)], [campaign.placed("A", grid_record())]
+    _, doc = campaign.report(cogs, grids=grids, spec=spec)
+    assert doc["resampling"]["methods"]["mixed"] == {"nir": "bilinear", "scl": "nearest"}
+    assert "bilinear interpolation (nir of mixed); nearest neighbour (scl of mixed)" in doc["text"]
+
+
+def test_self_checks_are_added_up(campaign):
+    worse = copy.deepcopy(CHECK)
+    worse["products"]["ndvi"] |= {"largest_difference": 0.5, "median_difference": 3e-8, "excused": 1}
+    campaign.lines = [
+        done_line("A") | {"self_check": CHECK},
+        failed_line("B", "self_check") | {"self_check": worse | {"passed": False}},
+        done_line("C") | {"self_check": None},
+        done_line("D"),
+    ]
+    html, doc = campaign.report()
+    part = {"compared": 400_000, "differing_validity": 6, "excused": 4}
+    part |= {"largest_difference": 0.5, "median_of_median_differences": 2e-8}
+    assert doc["self_check"] == {
+        "tiles": 2,
+        "passed": 1,
+        "failed": ["B"],
+        "pixels": 524_288,
+        "products": {"ndvi": part},
+    }
+    assert "1 of 2 tiles passed" in html and "1 of them within the error allowed" in doc["text"]
+
+
+def test_skipped_scenes_are_listed_with_their_reason(campaign):
+    line = failed_line("B", "no_overlap", "no pixel of the target lies on it: no overlap") | {"state": "skipped"}
+    campaign.lines = [done_line("A"), line, line | {"scene": "C"}]
+    html, doc = campaign.report()
+    assert doc["outputs"]["scenes"]["skipped"] == 2
+    entry = {"scene": "B", "state": "skipped", "reason": "no_overlap", "message": line["message"]}
+    assert entry in doc["outputs"]["not_done"]
+    words = " ".join(Page(html).words)
+    assert "Skipped scenes" in words and "2 × no_overlap" in re.sub(r"\s+", " ", words) and "B, C" in words
+    assert "Failed scenes" not in words
+
+
+ODD_GRIDS = [
+    grid_record() | {"sources": [3, {"grid": 5, "ratio": "x", "bands": 7}], "warp": 4},
+    grid_record() | {"sources": "none", "warp": {"projection": [1], "step": "x", "error_px": None}},
+    grid_record() | {"grid": {"crs": "no wkt", "transform": [1, 2], "shape": "big"}, "operation": ["grid"]},
+    grid_record() | {"grid": [], "warp": {"projection": {"name": 7, "missing_grids": 3, "accuracy_m": "nan"}}},
+    grid_record() | {"grid": {"crs": 7, "transform": [0.0] * 6, "shape": [1, None]}},
+    {"operation": "affine"},
+]
+ODD_CHECKS = ["yes", 3, {"passed": "x", "pixels": "many", "products": {"ndvi": 4, "ndwi": {"compared": "inf"}}}, {}]
+
+
+@pytest.mark.parametrize("spec", [WARPED, {}, {"warp": 3, "products": {"ndvi": {"resampling": [1], "formula": 3}}}])
+@pytest.mark.parametrize("odd", ODD_GRIDS)
+def test_odd_grids_and_checks_do_not_break_the_report(campaign, odd, spec):
+    for checks in ODD_CHECKS:
+        _, doc = warped(campaign, {"A": odd, "B": grid_record()}, checks, spec=spec)
+        assert sum(entry["scenes"] for entry in doc["grid"]) == 2
 
 
 def test_twice_the_seconds_halve_the_rates(campaign):

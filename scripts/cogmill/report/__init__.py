@@ -4,8 +4,9 @@ import logging
 from pathlib import Path
 
 from cogmill.ledger import write_text
+from cogmill.report.facts import Facts, collect
 from cogmill.report.html import page
-from cogmill.report.methods import Facts, collect, document, to_yaml
+from cogmill.report.methods import document, to_yaml
 from cogmill.report.quicklooks import READ_ERRORS, choose_style, make_quicklook
 from cogmill.verdict import read_lines
 

@@ -5,11 +5,14 @@ from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
-from cogmill.report.methods import Facts, SceneFacts, number
+from cogmill.report.facts import Facts, SceneFacts, number
 from cogmill.verdict import percent
 
+NAMED = 20  # skipped scenes that are named for each reason; the table lists all
 ROWS = 2000  # done scenes that the table lists; all others are always listed
 ADVICE = {
+    "aliasing": "Resample by average, min, max, median or mode, ask for a finer `grid.resolution`, or set "
+    "`warp.allow_aliasing`.",
     "band_missing": "Bring the band, or leave the product or the mask that needs it out of the config.",
     "check_failed": "A file did not read back as it was written: look at the disk, then `cogmill retry`.",
     "cog_missing": "A stored band was removed. Run `cogmill forget` with the scene's id, then the same command again.",
@@ -17,17 +20,26 @@ ADVICE = {
     "input, run `cogmill forget` with the scene's id, then the same command again.",
     "damaged_index": "The file's header is damaged. Fetch it again; the next run sees the new file.",
     "damaged_tile": "The file is damaged or was cut off on its way. Fetch it again; the next run sees the new file.",
+    "datum_shift": "Install the grid files that the message names (`projsync`), or set `warp.allow_ballpark` where "
+    "metres do not matter.",
+    "extent": "Correct `grid.extent` and `grid.resolution` in the config: both are in units of `grid.crs`.",
     "forbidden": "The server refuses access: give the job credentials, then `cogmill retry`.",
-    "grid_mismatch": "Give all bands that products use on one grid, or list the scene twice in the sheet.",
+    "georeferencing": "Give the file a CRS and a transform; control points and RPCs need `warp.engine: gdal`.",
+    "grid_mismatch": "Give all bands that products use on one grid, ask for a common one (`grid.resolution`), or list "
+    "the scene twice in the sheet.",
     "header": "GeoTIFF cannot hold this metadata or CRS: give the input a CRS that GeoTIFF knows.",
     "header_lost": "GeoTIFF does not keep this metadata or CRS: give the input a CRS that GeoTIFF knows.",
     "io_error": "Reading or writing failed: look at the disk or the network, then `cogmill retry`.",
+    "like": "Name a raster with CRS and transform in `grid.like`.",
     "mask_rule": "Correct the classes or bits of that band under `masks` in the config.",
     "network": "The network failed: run `cogmill retry`, then the same command again.",
+    "no_operation": "PROJ knows no way from the scene's CRS to the target's: set another `grid.crs`.",
     "not_found": "Correct the path in the sheet, or bring the file; the next run sees it.",
     "out_of_memory": "Give the job more memory, or set memory.window_mb lower, then `cogmill retry`.",
     "radiometry_conflict": "Say in the sheet's columns `scale` and `offset` which one holds.",
     "radiometry_unclear": "Give the scene's `scale` and `offset` in the sheet.",
+    "self_check": "Two computations of the same pixels differ. Please report it, with the scene's record.json; "
+    "the product is kept as `.suspect.tif`.",
     "unwritable": "Something stands where a file must be written, or may not be written: see the path in the message.",
     "unreadable": "GDAL cannot read the file. Fetch it again or correct the sheet; the next run sees the new file.",
 }
@@ -59,6 +71,7 @@ code { background: var(--code); border-radius: 4px; padding: 1px 5px; font: 13px
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; }
 .figures .card { padding: 12px 16px; } .figures b { display: block; font-size: 22px; font-weight: 600; }
 .failure { border-left: 4px solid var(--bad); margin-bottom: 12px; overflow-wrap: anywhere; }
+.skip { border-left: 4px solid var(--warn); margin-bottom: 12px; overflow-wrap: anywhere; }
 .failure p { white-space: pre-wrap; } .failure .do { color: var(--soft); }
 .gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(240px, 1fr)); gap: 14px; margin-top: 14px; }
 figure { margin: 0; } figure img { width: 100%; display: block; border-radius: 8px; border: 1px solid var(--line);
@@ -76,6 +89,7 @@ td.text { overflow-wrap: anywhere; }
 td.id, td.links { white-space: nowrap; } .state { font-weight: 600; white-space: nowrap; }
 dl { display: grid; grid-template-columns: minmax(120px, max-content) 1fr; gap: 6px 20px; margin: 0; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; } ul { padding-left: 18px; margin: 0; }
+.cite { margin: 12px 0 14px; overflow-wrap: anywhere; }
 .columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(330px, 1fr)); gap: 14px; }
 """
 
@@ -118,6 +132,7 @@ def page(facts: Facts, doc: dict, styles: dict, pictures: dict, home: Path, fold
         verdict(facts),
         figures(doc),
         failures(facts),
+        skipped(facts),
         products(facts, doc, styles, pictures, home, folder),
         scene_table(facts, home, folder),
         methods_summary(facts, doc, link(methods, folder)),
@@ -180,6 +195,23 @@ def failures(facts: Facts) -> str:
             f'<p>{text(message)}</p><p class="do">What to do: {_code(advice)}</p></div>'
         )
     return f"<h2>Failed scenes</h2>{''.join(cards)}"
+
+
+def skipped(facts: Facts) -> str:
+    """Scenes that have nothing to make, by reason: how many, which, and what the first of them says."""
+    reasons: dict[str, list[SceneFacts]] = {}
+    for scene in facts.scenes:
+        if scene.state == "skipped":
+            reasons.setdefault(str(scene.reason or "no reason given"), []).append(scene)
+    cards = []
+    for reason, scenes in reasons.items():
+        names = ", ".join(scene.scene for scene in scenes[:NAMED])
+        more = f" and {len(scenes) - NAMED:,} more" if len(scenes) > NAMED else ""
+        cards.append(
+            f'<div class="card skip"><h3>{len(scenes):,} × <code>{text(reason)}</code></h3>'
+            f'<p>{text(scenes[0].message or "no message")}</p><p class="soft small">{text(names + more)}</p></div>'
+        )
+    return f"<h2>Skipped scenes</h2>{''.join(cards)}" if cards else ""
 
 
 def _code(advice: str) -> str:
@@ -312,24 +344,79 @@ def methods_summary(facts: Facts, doc: dict, href: str) -> str:
         "Reader, codec": [f"{_listed(run['readers'])}; {_listed(run['codecs'])}"],
         "Windows": [_listed(run["windows"])],
         "Batches": [quantity(run["batches"])],
+        "Resampling": _resampling(doc["resampling"]),
+        "Self-check": _self_check(doc["self_check"]),
     }
     right = {
         "Files": [f"{quantity(found['files'])} ({quantity(found['mb'], 'MB')}): {_listed(found['drivers'])}"],
         "Sensors": [_listed(found["sensors"])],
-        "Grid": [
-            f"{entry['crs']}, pixel {' × '.join(f'{side:g}' for side in entry['pixel_size'] or ()) or '–'} "
-            f"({entry['operation']}, {entry['scenes']} scenes)"
-            for entry in doc["grid"]
-        ],
+        "Grid": [line for entry in doc["grid"] for line in _grid(entry)],
         "Radiometry": _radiometry(doc["radiometry"]),
         "Masks": masks,
     }
     notes = "".join(f"<li>{text(note)}</li>" for note in doc["notes"])
     return (
         '<h2>Methods</h2><p class="soft">In short; the whole, to cite and to parse: '
-        f'<a href="{href}">methods.yaml</a>.</p><div class="columns"><div class="card">{_definitions(left)}</div>'
+        f'<a href="{href}">methods.yaml</a>.</p><div class="card cite"><p>{text(doc["text"])}</p></div>'
+        f'<div class="columns"><div class="card">{_definitions(left)}</div>'
         f'<div class="card">{_definitions(right)}</div></div><h2>Notes</h2><div class="card"><ul>{notes}</ul></div>'
     )
+
+
+def _grid(entry: dict) -> list[str]:
+    """One entry of the grid section: what, and for resampled scenes how their pixels were placed."""
+    size = f"{' × '.join(f'{side:g}' for side in entry['pixel_size'] or ()) or '–'} {entry['unit'] or ''}".strip()
+    lines = [f"{entry['crs']}, pixel {size} ({entry['operation']}, {entry['scenes']} scenes)"]
+    if entry["operation"] == "identity":
+        return lines
+    extent = entry["extent"]
+    box = extent if isinstance(extent, str) else ", ".join(f"{side:.10g}" for side in extent)
+    ratio = " to ".join(f"{value:g}" for value in dict.fromkeys(entry["source_pixels_a_target_pixel"] or ()))
+    lines.append(
+        f"from {_joined(entry['source_crs'])}; extent {box}{', aligned' if entry['aligned'] else ''}; "
+        f"{ratio or '–'} source pixels a target pixel"
+    )
+    nodes, way = entry.get("control_grid"), entry["projection"]
+    if nodes:
+        lines.append(
+            f"control grid: step {_listed(nodes['steps'])}, error up to {quantity(nodes['largest_error_px'])} px of "
+            f"{quantity(nodes['allowed_error_px'])} px allowed, {nodes['exact_cells']:,} cells exact"
+        )
+    if isinstance(way, dict):
+        accuracy = number(way["accuracy_m"])
+        lines.append(
+            f"PROJ {way['proj']}: {way['name']}, accuracy {'unknown' if accuracy is None else f'{accuracy:g} m'}"
+            + (", ballpark" if way["ballpark"] is True else "")
+            + (f", missing grids {way['missing_grids']}" if way["missing_grids"] else "")
+        )
+    return lines
+
+
+def _resampling(found: dict) -> list[str]:
+    if not found["scenes"]:
+        return ["none: every scene stayed on its own grid"]
+    lines = [f"{found['order'] or 'order not recorded'}, {found['scenes']} scenes"]
+    for name, method in found["methods"].items():
+        bands = method.items() if isinstance(method, dict) else [("", method or "not recorded")]
+        lines.append(f"{name}: " + ", ".join(f"{band} {one}".strip() for band, one in bands))
+    if found["aliased_scenes"]:
+        lines.append(f"aliasing allowed, and there in {found['aliased_scenes']} scenes")
+    return lines
+
+
+def _self_check(found: dict) -> list[str]:
+    if not found["tiles"]:
+        return ["none recorded"]
+    lines = [f"{found['passed']:,} of {found['tiles']:,} tiles passed, {found['pixels']:,} pixels"]
+    if found["failed"]:
+        lines.append(f"failed: {', '.join(found['failed'])}")
+    for name, part in found["products"].items():
+        lines.append(
+            f"{name}: {part['compared']:,} compared, differences up to {quantity(part['largest_difference'])}, median "
+            f"{quantity(part['median_of_median_differences'])}; validity differs in {part['differing_validity']:,}; "
+            f"{part['excused']:,} excused (at a pixel's edge or a pole of the formula)"
+        )
+    return lines
 
 
 def _radiometry(found: dict) -> list[str]:
