@@ -1,11 +1,12 @@
-"""Make the demo campaign: five satellite-like scenes, their sample sheet and a config.
+"""Make the demo campaign: six satellite-like scenes of two UTM zones, their sample sheet and a config.
 
     python make_scenes.py FOLDER
 
 The landscape is invented, but a closed form of map coordinates (x, y in EPSG:32632) and date: `ground`,
 `reflectance`, `sky` and `scene_class` say what lies where, and each raster is that function at its pixel
-centres, rounded to the sensor's integers. `check_demo.py` calls the same functions to judge the products, so
-the truth is stored nowhere. Files are rewritten only when their bytes change; a second run touches nothing.
+centres, rounded to the sensor's integers; those of a scene of zone 33 are brought to EPSG:32632 by PROJ first.
+`check_demo.py` calls the same functions to judge the products, so the truth is stored nowhere. Files are rewritten
+only when their bytes change; a second run touches nothing.
 """
 
 import argparse
@@ -18,12 +19,14 @@ from datetime import date
 from pathlib import Path
 
 import numpy as np
+from pyproj import Transformer
 from rasterio.io import MemoryFile
 from rasterio.transform import Affine
 
-CRS = "EPSG:32632"
+CRS = "EPSG:32632"  # of the landscape, and of all scenes but one
+TARGET_CRS, RESOLUTION = "EPSG:3035", 10.0  # the one grid that the config asks for
 WEST, NORTH = 716_040.0, 4_688_040.0  # corner of the demo area, on the 60 m lattice of tile 32TQM
-WIDTH, HEIGHT = 16_000.0, 14_000.0  # metres
+HEIGHT = 14_000.0  # metres from that corner down to where the landscape's v is 0
 
 # Classes of Sentinel-2's SCL layer that the landscape knows, and those that the config masks
 NO_DATA, SHADOW, VEGETATION, BARE, WATER, THIN_CLOUD, CLOUD = 0, 3, 4, 5, 6, 8, 9
@@ -296,6 +299,7 @@ class Scene:
     pattern: str  # file name with {band}
     day: date
     time: str
+    crs: str
     pixel: float
     shape: tuple[int, int]
     origin: tuple[float, float]
@@ -319,7 +323,7 @@ class Scene:
         return 2 if self.files[band].endswith("_20m") else 1
 
     def centres(self, factor: int = 1):
-        """Map coordinates of the centres of pixels `factor` times as large: x (1, cols) and y (rows, 1)."""
+        """Centres of pixels `factor` times as large, in the scene's CRS: x (1, cols) and y (rows, 1)."""
         size = self.pixel * factor
         rows, cols = -(-self.shape[0] // factor), -(-self.shape[1] // factor)
         x = self.origin[0] + (np.arange(cols) + 0.5) * size
@@ -328,28 +332,30 @@ class Scene:
 
 
 SENTINEL2_FILES = {
-    "blue": "B02_10m",
-    "green": "B03_10m",
     "red": "B04_10m",
     "nir": "B08_10m",
     "swir16": "B11_20m",
     "scl": "SCL_20m",
 }
-LANDSAT8_FILES = {"green": "SR_B3", "red": "SR_B4", "nir": "SR_B5", "qa_pixel": "QA_PIXEL"}
+LANDSAT8_FILES = {"red": "SR_B4", "nir": "SR_B5", "swir16": "SR_B6", "qa_pixel": "QA_PIXEL"}
+# Each tile has the pixel lattice of its own zone; the second one begins in the middle of the first.
+SENTINEL2_TILES = {
+    "32TQM": {"crs": CRS, "shape": (960, 1240), "origin": (WEST, NORTH)},
+    "33TTG": {"crs": "EPSG:32633", "shape": (900, 900), "origin": (229_980.0, 4_688_460.0)},
+}
 
 
-def _sentinel2(day: date, edges=()) -> Scene:
+def _sentinel2(day: date, tile: str = "32TQM", edges=()) -> Scene:
     stamp = f"{day:%Y%m%d}T101031"
     return Scene(
-        name=f"S2A_32TQM_{day:%Y%m%d}",
+        name=f"S2A_{tile}_{day:%Y%m%d}",
         sensor="sentinel2_l2a",
         folder=f"sentinel2/{day:%Y%m%d}",
-        pattern=f"T32TQM_{stamp}_{{band}}.tif",
+        pattern=f"T{tile}_{stamp}_{{band}}.tif",
         day=day,
         time=f"{day}T10:10:31Z",
         pixel=10.0,
-        shape=(1400, 1600),
-        origin=(WEST, NORTH),
+        **SENTINEL2_TILES[tile],
         files=SENTINEL2_FILES,
         scale=1e-4,
         offset=-0.1,  # processing baseline 04.00: DN = reflectance * 10000 + 1000
@@ -367,18 +373,20 @@ def _landsat8(day: date, tilt: float) -> Scene:
         pattern=f"{name}_{{band}}.TIF",
         day=day,
         time=f"{day}T09:58:47Z",
+        crs=CRS,
         pixel=30.0,
-        shape=(520, 590),
+        shape=(370, 450),
         origin=(WEST - 825.0, NORTH + 765.0),
         files=LANDSAT8_FILES,
         scale=2.75e-5,
         offset=-0.2,
-        edges=((cos, sin, 900.0), (-cos, -sin, -17_600.0), (-sin, cos, -2500.0)),
+        edges=((cos, sin, 1900.0), (-cos, -sin, -14_200.0), (-sin, cos, 2200.0)),
     )
 
 
 SCENES = (
     _sentinel2(date(2023, 6, 15), edges=((0.97, 0.24, 3300.0),)),
+    _sentinel2(date(2023, 6, 15), "33TTG"),
     _sentinel2(date(2023, 8, 24)),
     _landsat8(date(2023, 5, 9), 0.20),
     _landsat8(date(2023, 7, 12), 0.20),
@@ -398,9 +406,13 @@ def put(path: Path, data: bytes) -> bool:
 
 
 def strips(scene: Scene, factor: int = 1, rows: int = 128):
-    """Map coordinates of a scene's pixels, in strips whose temporaries stay in the CPU's cache."""
+    """Coordinates of a scene's pixels in `CRS`, in strips whose temporaries stay in the CPU's cache."""
     x, y = scene.centres(factor)
-    return [np.broadcast_arrays(x, y[top : top + rows]) for top in range(0, y.shape[0], rows)]
+    parts = [np.broadcast_arrays(x, y[top : top + rows]) for top in range(0, y.shape[0], rows)]
+    if scene.crs == CRS:
+        return parts
+    to_landscape = Transformer.from_crs(scene.crs, CRS, always_xy=True)
+    return [to_landscape.transform(*part) for part in parts]
 
 
 def digital_numbers(scene: Scene, band: str, land: Ground, above: Sky, seen) -> np.ndarray:
@@ -434,7 +446,7 @@ def geotiff(scene: Scene, band: str, pixels: np.ndarray) -> bytes:
         "width": pixels.shape[1],
         "count": 1,
         "dtype": pixels.dtype.name,
-        "crs": CRS,
+        "crs": scene.crs,
         "transform": Affine(size, 0, scene.origin[0], 0, -size, scene.origin[1]),
         "nodata": QA_VALUES[NO_DATA] if band == "qa_pixel" else 0,
         "tiled": True,
@@ -460,10 +472,11 @@ def make_rasters(folder: Path) -> int:
             data = data[: len(data) * 3 // 5]
         return put(folder / scene.path(band), data)
 
-    changed = 0
+    changed, grids = 0, {}
+    for scene in (*SCENES, DAMAGED):
+        grids.setdefault((scene.crs, scene.pixel, scene.origin), []).append(scene)
     with ThreadPoolExecutor(2) as pool:
-        for sensor in ("sentinel2_l2a", "landsat8_l2"):
-            scenes = [scene for scene in (*SCENES, DAMAGED) if scene.sensor == sensor]
+        for scenes in grids.values():
             for factor in (1, 2):
                 changed += sum(pool.map(write, render(scenes, factor, pool).items()))
     return changed
@@ -489,11 +502,20 @@ products:
     formula: "(nir - red) / (nir + red)"
     dtype: float32
     description: Normalised difference vegetation index
-  ndwi:
-    formula: "(green - nir) / (green + nir)"
+  ndmi: # of Sentinel-2, near infrared has pixels of 10 m, short-wave infrared of 20 m
+    formula: "(nir - swir16) / (nir + swir16)"
     dtype: int16
     scale: 0.0001
-    description: Normalised difference water index
+    description: Normalised difference moisture index
+
+grid: # one lattice of pixels for the scenes of both UTM zones
+  crs: {TARGET_CRS}
+  resolution: {RESOLUTION:g}
+
+warp:
+  resampling: bilinear
+
+self_check: true
 
 masks:
   scl:
@@ -501,7 +523,7 @@ masks:
   qa_pixel:
     bits: [{", ".join(map(str, MASKED_BITS))}] # fill, dilated cloud, cirrus, cloud, cloud shadow
 
-max_failed_fraction: 0.25 # one of the five scenes is damaged, on purpose
+max_failed_fraction: 0.25 # one of the six scenes is damaged, on purpose
 """
 
 
@@ -513,7 +535,7 @@ def make_campaign(folder: Path) -> int:
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Make the demo campaign: five satellite-like scenes.")
+    parser = argparse.ArgumentParser(description="Make the demo campaign: six satellite-like scenes.")
     parser.add_argument("folder", type=Path, help="folder to write it into")
     folder = parser.parse_args().folder
     changed = make_campaign(folder)
